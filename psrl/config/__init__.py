@@ -1,0 +1,1 @@
+"""Typed settings, one dataclass file per section. Imports neither torch nor ray."""

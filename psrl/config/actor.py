@@ -1,0 +1,59 @@
+"""`actor` and `ref`: the policy's loss, optimizer and batches."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class OptimConfig:
+    """AdamW and its schedule."""
+
+    lr: float = 1e-6
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    lr_warmup_steps: int = 0
+    lr_scheduler_type: str = "constant"
+    """`constant`, `linear` or `cosine`, after the warm-up, over trainer.total_training_steps."""
+    min_lr_ratio: float = 0.0
+    """Where `linear` and `cosine` end, as a share of lr."""
+
+
+@dataclass(kw_only=True)
+class ActorConfig:
+    """How a batch of trajectories becomes an update; names and meanings are verl's."""
+
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    policy_loss: str = "ppo_clip"
+    """A name of `algorithms.losses`."""
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.2
+    """Above clip_ratio_low gives DAPO's clip-higher."""
+    clip_ratio_c: float = 3.0
+    """Dual clip: bound of the loss where the advantage is negative."""
+    loss_agg_mode: str = "token_mean"
+    """`token_mean`, `seq_mean` or `turn_mean`."""
+    entropy_coeff: float = 0.0
+    use_kl_loss: bool = False
+    kl_loss_coef: float = 0.001
+    kl_loss_type: str = "k3"
+    """`k1`, `k2` or `k3` (Schulman, Approximating KL Divergence)."""
+    ppo_epochs: int = 1
+    ppo_mini_batch_size: int = 0
+    """Groups in one optimizer step; 0 takes the whole batch."""
+    ppo_max_token_len_per_gpu: int = 16384
+    """Most tokens in one micro-batch of one rank."""
+    grad_clip: float = 1.0
+    old_logprobs: str = "rollout"
+    """Where the ratio's denominator comes from: `rollout` (the engine's) or `recompute`."""
+    gradient_checkpointing: bool = False
+    num_threads: int = 0
+    """CPU threads of each train worker; 0 shares the machine's cores among the ranks."""
+
+
+@dataclass(kw_only=True)
+class RefConfig:
+    """The frozen reference of the KL term; loaded only when use_kl_loss is true."""
+
+    path: str | None = None
+    """Weights of the reference; None takes the starting weights of the run."""

@@ -1,0 +1,24 @@
+"""`algorithm`: advantages and the choice of groups."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class FilterGroupsConfig:
+    """DAPO's dynamic sampling: groups whose rewards are all equal are replaced by others."""
+
+    enable: bool = False
+    max_num_gen_batches: int = 10
+    """Batches of tasks to try for one step; then the run stops with the histogram of pass rates."""
+
+
+@dataclass(kw_only=True)
+class AlgorithmConfig:
+    """Names of `algorithms.advantages` and what they need."""
+
+    adv_estimator: str = "grpo"
+    norm_adv_by_std_in_grpo: bool = True
+    """False gives Dr. GRPO's advantage."""
+    filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    mask_truncated: bool = False
+    """DAPO's overlong filtering: trajectories cut by a token limit get no loss (they stay in the baseline)."""

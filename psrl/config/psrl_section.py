@@ -1,0 +1,36 @@
+"""`psrl`: what psrl adds to the field's knobs."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True)
+class DeadlinesConfig:
+    """Seconds after which a unit in flight is failed and named."""
+
+    startup_s: float = 180.0
+    train_step_s: float = 1800.0
+    weight_sync_s: float = 120.0
+    data_plane_s: float = 60.0
+    shutdown_s: float = 30.0
+
+
+@dataclass(kw_only=True)
+class PsrlConfig:
+    """Groups, staleness, weight path, failure policy."""
+
+    staleness: int = 0
+    """Most versions by which trained data may be older than the weights; 0 is exactly on-policy."""
+    rollout_n: int = 8
+    """Episodes per training task."""
+    ps_mode: str = "cpu_ref"
+    """How weights travel: `cpu_ref` (Ray's object store)."""
+    max_episode_retries: int = 2
+    """How often an episode that ended infra_error is issued again."""
+    incomplete_groups: str = "drop"
+    """A group that lost members for good: `drop` it and refill, or `allow_partial` down to min_group_size."""
+    min_group_size: int = 2
+    max_infra_error_rate: float = 0.5
+    """Share of the last 64 episodes that may end infra_error before the run stops with the cause."""
+    ray_address: str = "local"
+    """`local` starts Ray on this machine, `auto` joins a running cluster."""
+    deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)

@@ -1,0 +1,65 @@
+"""What goes to an engine and what comes back, exactly.
+
+The JSON form of both lives in `engine_client/bodies.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class FinishReason(StrEnum):
+    """Why an engine stopped a turn."""
+
+    STOP = "stop"
+    """A stop id was sampled; it is the last of `token_ids`."""
+    LENGTH = "length"
+    """`max_tokens` or the context was reached: the turn is cut."""
+    ABORT = "abort"
+    """The request was aborted, or the replica paused with mode `abort`."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """The distribution that a turn is sampled from."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    """0 is greedy; logprobs of a greedy turn are those at temperature 1."""
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 turns it off."""
+    seed: int | None = None
+    """Same seed, prompt and weights give the same ids, whatever else runs in the batch."""
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerateRequest:
+    """One turn to generate."""
+
+    request_id: str
+    token_ids: list[int]  # [P]
+    """The whole context; the engine reuses what its cache already holds."""
+    sampling: SamplingParams
+    session: str
+    """Affinity key: the episode. Turns of one episode go to one replica."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """One sampled turn."""
+
+    token_ids: list[int]  # [S]
+    """The sampled ids, the stop id included when `finish_reason` is `stop`."""
+    logprobs: list[float]  # [S]
+    """Of the distribution sampled from (temperature, top-k and top-p applied)."""
+    policy_versions: list[int]  # [S]
+    """Weights that sampled each token."""
+    finish_reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    """Prompt tokens that were not computed again."""
+    latency_s: float
+    """Seconds from sending the request to having the answer."""
