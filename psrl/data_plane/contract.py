@@ -1,0 +1,103 @@
+"""What the data plane promises: ragged rows by trajectory uid, fetched by column, cleared by key.
+
+Everything that travels is in `columns.py`. Controllers hold `KVBatchMeta` (keys, tags, partition) and never tensors.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Protocol
+
+import torch
+from transfer_queue import KVBatchMeta
+
+from psrl.data_plane.columns import COLUMNS, TrajectoryTags
+from psrl.types import Episode, Trajectory
+
+DTYPES = {"int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "float32": torch.float32}
+
+
+class Partition(StrEnum):
+    """Where rows lie."""
+
+    TRAIN = "train"
+    VAL = "val"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrajectoryRow:
+    """One trajectory on its way into the data plane."""
+
+    key: str
+    tags: TrajectoryTags
+    columns: dict[str, torch.Tensor]
+    """Every column of `columns.py`, each of shape [T]."""
+
+
+def rows_of(episode: Episode) -> list[TrajectoryRow]:
+    """One row for each trajectory of an episode that has a reward; all of them carry the episode's reward."""
+    reward = episode.score.reward
+    if reward is None:
+        return []
+    return [
+        TrajectoryRow(key=trajectory.uid, tags=_tags_of(trajectory, episode, reward), columns=_columns_of(trajectory))
+        for trajectory in episode.result.trajectories
+        if trajectory.num_sampled > 0
+    ]
+
+
+def _tags_of(trajectory: Trajectory, episode: Episode, reward: float) -> TrajectoryTags:
+    return TrajectoryTags(
+        group=episode.ticket.group,
+        episode=episode.ticket.uid,
+        reward=reward,
+        outcome=episode.result.outcome.value,
+        admitted_version=episode.ticket.admitted_version,
+        num_tokens=trajectory.num_tokens,
+        num_sampled=trajectory.num_sampled,
+        num_turns=trajectory.num_turns,
+        temperature=trajectory.temperature,
+    )
+
+
+def _columns_of(trajectory: Trajectory) -> dict[str, torch.Tensor]:
+    values = {
+        "input_ids": trajectory.ids(),
+        "loss_mask": trajectory.loss_mask(),
+        "rollout_logprobs": trajectory.logprobs(),
+        "policy_versions": trajectory.versions(),
+        "turn_indices": trajectory.turn_indices(),
+    }
+    assert values.keys() == {column.name for column in COLUMNS}, "a column of columns.py is not written"
+    return {column.name: torch.tensor(values[column.name], dtype=DTYPES[column.dtype]) for column in COLUMNS}
+
+
+class DataPlane(Protocol):
+    """Rows by key. All calls block for at most the deadline that the implementation was given."""
+
+    @abstractmethod
+    def put(self, rows: Sequence[TrajectoryRow], partition: Partition = Partition.TRAIN) -> KVBatchMeta:
+        """Store rows; a key that is there already gets the new row (a retried episode keeps its uid).
+
+        Raises:
+            DataPlaneError: The rows could not be stored; none of them may be counted on.
+        """
+
+    @abstractmethod
+    def fetch(self, keys: Sequence[str], columns: Sequence[str], partition: Partition = Partition.TRAIN) -> list[dict[str, torch.Tensor]]:
+        """[one dict of 1-D tensors per key, in the order of `keys`], only the columns asked for.
+
+        Raises:
+            DataPlaneError: A key or column is not there, or the data plane did not answer.
+        """
+
+    @abstractmethod
+    def keys(self, partition: Partition = Partition.TRAIN) -> list[str]:
+        """Every key in a partition, in no order that counts."""
+
+    @abstractmethod
+    def clear(self, keys: Sequence[str], partition: Partition = Partition.TRAIN) -> None:
+        """Forget rows; keys that are not there are ignored."""

@@ -1,0 +1,106 @@
+"""The data plane on the released TransferQueue: ZMQ storage units and a controller, both Ray actors.
+
+Every call runs in a thread of its own with a deadline, because the library waits without a word when an actor is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import TypeVar
+
+import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from tensordict import TensorDict
+
+from psrl.config.transfer_queue import TransferQueueConfig
+from psrl.data_plane.contract import KVBatchMeta, Partition, TrajectoryRow
+from psrl.data_plane.memory import meta_of
+from psrl.errors import DataPlaneError
+
+Result = TypeVar("Result")
+
+MAX_CALLS_IN_FLIGHT = 4
+"""Threads that may wait for TransferQueue at once; a call that passed its deadline keeps one until the library gives up."""
+
+
+class TransferQueueDataPlane:
+    """`DataPlane` over `transfer_queue`; needs Ray to be connected in this process.
+
+    The first process of a run calls `start`, every other one `connect`.
+    """
+
+    def __init__(self, *, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._threads = ThreadPoolExecutor(MAX_CALLS_IN_FLIGHT, thread_name_prefix="transfer-queue")
+        self._owns_storage = False
+
+    def start(self, settings: TransferQueueConfig) -> None:
+        """Make controller and storage units. Needs one free logical CPU for each of them."""
+        conf = OmegaConf.create(
+            {
+                "backend": {
+                    "SimpleStorage": {
+                        "num_data_storage_units": settings.num_data_storage_units,
+                        "total_storage_size": settings.total_storage_size,
+                    }
+                }
+            }
+        )
+        self._owns_storage = True
+        self._within("start", lambda: tq.init(conf))
+
+    def connect(self) -> None:
+        """Attach to the controller that the run's first process made."""
+        self._within("connect", tq.init)
+
+    def put(self, rows: Sequence[TrajectoryRow], partition: Partition = Partition.TRAIN) -> KVBatchMeta:
+        """Store rows as jagged columns, in one call."""
+        meta = meta_of(rows, partition)
+        if not rows:
+            return meta
+        fields = TensorDict(
+            {name: torch.nested.as_nested_tensor([row.columns[name] for row in rows], layout=torch.jagged) for name in rows[0].columns},
+            batch_size=len(rows),
+        )
+        self._within(f"put of {len(rows)} rows", lambda: tq.kv_batch_put(meta.keys, partition.value, fields=fields, tags=meta.tags))
+        return meta
+
+    def fetch(self, keys: Sequence[str], columns: Sequence[str], partition: Partition = Partition.TRAIN) -> list[dict[str, torch.Tensor]]:
+        """Columns of the rows, in the order of `keys`."""
+        if not keys:
+            return []
+        batch = self._within(
+            f"fetch of {len(keys)} rows ({keys[0]}, ...)", lambda: tq.kv_batch_get(list(keys), partition.value, select_fields=list(columns))
+        )
+        absent = [column for column in columns if column not in batch.keys()]  # noqa: SIM118 - a TensorDict is not a dict
+        if absent:
+            raise DataPlaneError(f"columns {absent} came back from no row; columns.py lists what travels")
+        parts = {column: batch[column].unbind() for column in columns}
+        return [{column: parts[column][row] for column in columns} for row in range(len(keys))]
+
+    def keys(self, partition: Partition = Partition.TRAIN) -> list[str]:
+        """Every key of a partition."""
+        listed = self._within("list", lambda: tq.kv_list(partition.value))
+        return list(listed[partition.value]) if partition.value in listed else []
+
+    def clear(self, keys: Sequence[str], partition: Partition = Partition.TRAIN) -> None:
+        """Forget rows."""
+        if keys:
+            self._within(f"clear of {len(keys)} rows", lambda: tq.kv_clear(list(keys), partition.value))
+
+    def close(self) -> None:
+        """Detach; the process that started the storage ends it."""
+        if self._owns_storage:
+            self._within("close", tq.close)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _within(self, what: str, call: Callable[[], Result]) -> Result:
+        try:
+            return self._threads.submit(call).result(self._deadline_s)
+        except FutureTimeoutError as error:
+            raise DataPlaneError(f"TransferQueue: {what} did not end within {self._deadline_s:g} s; is its controller alive?") from error
+        except (RuntimeError, ValueError, OSError, KeyError, AssertionError) as error:
+            raise DataPlaneError(f"TransferQueue: {what} failed: {type(error).__name__}: {error}") from error

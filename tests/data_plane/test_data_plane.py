@@ -1,0 +1,129 @@
+"""One contract suite for every data plane, TransferQueue's real one included."""
+
+import pytest
+import ray
+import torch
+
+from psrl.config.transfer_queue import TransferQueueConfig
+from psrl.data_plane import COLUMN_NAMES, MemoryDataPlane, Partition, rows_of
+from psrl.data_plane.transfer_queue import TransferQueueDataPlane
+from psrl.errors import DataPlaneError
+from psrl.types import Episode, EpisodeTicket, LoopResult, Outcome, Score, Step, Task, Timings, Trajectory
+
+
+@pytest.fixture(scope="module")
+def transfer_queue_plane():
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    plane = TransferQueueDataPlane(deadline_s=60.0)
+    plane.start(TransferQueueConfig())
+    yield plane
+    plane.close()
+    ray.shutdown()
+
+
+@pytest.fixture(params=["memory", "transfer_queue"])
+def plane(request):
+    plane = MemoryDataPlane() if request.param == "memory" else request.getfixturevalue("transfer_queue_plane")
+    yield plane
+    plane.clear(plane.keys())
+
+
+def episode(uid: str, *, reward: float | None, steps: list[tuple[list[int], list[int]]]) -> Episode:
+    trajectory = Trajectory(uid=f"{uid}-t0")
+    for observed, sampled in steps:
+        trajectory.append(
+            Step(
+                observation_ids=observed,
+                sampled_ids=sampled,
+                logprobs=[-0.5] * len(sampled),
+                policy_versions=[3] * len(sampled),
+                temperature=1.0,
+                finish_reason="stop",
+            )
+        )
+    return Episode(
+        ticket=EpisodeTicket(uid=uid, group="g", admitted_version=3, seed=1),
+        task=Task(uid="g", prompt=(), data_source="test"),
+        result=LoopResult(outcome=Outcome.FINISHED, trajectories=(trajectory,), messages=(), turn_texts=()),
+        score=Score(reward=reward),
+        timings=Timings(),
+    )
+
+
+LONG = episode("a", reward=1.0, steps=[([1, 2], [3]), ([4], [5, 6])])
+SHORT = episode("b", reward=-1.0, steps=[([7], [8])])
+
+
+def test_rows_come_back_in_the_order_asked_for_with_their_own_lengths(plane):
+    meta = plane.put([*rows_of(LONG), *rows_of(SHORT)])
+    assert meta.keys == ["a-t0", "b-t0"]
+    first, second = plane.fetch(["b-t0", "a-t0"], ["input_ids", "loss_mask"])
+    assert first["input_ids"].tolist() == [7, 8]
+    assert second["input_ids"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert second["loss_mask"].tolist() == [0, 0, 1, 0, 1, 1]
+    assert set(first) == {"input_ids", "loss_mask"}
+
+
+def test_every_column_keeps_its_dtype_and_values(plane):
+    plane.put(rows_of(LONG))
+    (row,) = plane.fetch(["a-t0"], COLUMN_NAMES)
+    assert {name: str(row[name].dtype) for name in row} == {
+        "input_ids": "torch.int64",
+        "loss_mask": "torch.int8",
+        "rollout_logprobs": "torch.float32",
+        "policy_versions": "torch.int64",
+        "turn_indices": "torch.int32",
+    }
+    assert row["rollout_logprobs"].tolist() == [0.0, 0.0, -0.5, 0.0, -0.5, -0.5]
+    assert row["policy_versions"].tolist() == [-1, -1, 3, -1, 3, 3]
+    assert row["turn_indices"].tolist() == [-1, -1, 0, -1, 1, 1]
+
+
+def test_tags_travel_with_the_keys(plane):
+    meta = plane.put(rows_of(LONG))
+    assert meta.tags[0] == {
+        "group": "g",
+        "episode": "a",
+        "reward": 1.0,
+        "outcome": "finished",
+        "admitted_version": 3,
+        "num_tokens": 6,
+        "num_sampled": 3,
+        "num_turns": 2,
+        "temperature": 1.0,
+    }
+
+
+def test_cleared_keys_are_gone_and_clearing_twice_is_harmless(plane):
+    plane.put([*rows_of(LONG), *rows_of(SHORT)])
+    plane.clear(["a-t0"])
+    plane.clear(["a-t0"])
+    assert plane.keys() == ["b-t0"]
+    with pytest.raises(DataPlaneError, match="a-t0"):
+        plane.fetch(["a-t0"], ["input_ids"])
+
+
+def test_a_key_that_is_put_again_gets_the_new_row(plane):
+    plane.put(rows_of(LONG))
+    plane.put(rows_of(episode("a", reward=0.5, steps=[([9], [9, 9])])))
+    assert plane.keys() == ["a-t0"]
+    assert plane.fetch(["a-t0"], ["input_ids"])[0]["input_ids"].tolist() == [9, 9, 9]
+
+
+def test_partitions_do_not_see_each_other(plane):
+    plane.put(rows_of(LONG), Partition.VAL)
+    assert plane.keys(Partition.TRAIN) == []
+    assert plane.keys(Partition.VAL) == ["a-t0"]
+    plane.clear(["a-t0"], Partition.VAL)
+
+
+def test_an_episode_without_reward_makes_no_row():
+    assert rows_of(episode("c", reward=None, steps=[([1], [2])])) == []
+
+
+def test_a_thousand_ragged_rows_pass(plane):
+    rows = [row for i in range(1000) for row in rows_of(episode(f"e{i}", reward=0.0, steps=[(list(range(i % 50 + 1)), [1, 2])]))]
+    meta = plane.put(rows)
+    fetched = plane.fetch(meta.keys, ["input_ids"])
+    assert [len(row["input_ids"]) for row in fetched] == [i % 50 + 3 for i in range(1000)]
+    assert torch.equal(fetched[999]["input_ids"], torch.tensor([*range(50), 1, 2]))
