@@ -1,0 +1,338 @@
+"""Combinations of settings that cannot work, or of which one has no effect.
+
+Invariant: a setting that differs from its default changes the run, or the start is refused. Each check is a small function of
+the whole tree; `check_combinations` runs them in order, cheap and general ones first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from psrl.config.fields import leaves_of, value_at
+from psrl.config.ranges import ROLLOUTS
+from psrl.config.rollout import RolloutConfig
+from psrl.config.tree import Config
+from psrl.errors import ConfigError
+
+GEN, VAL = ROLLOUTS
+ACTOR = "train_actor_rollout_ref.actor"
+MODEL = "train_actor_rollout_ref.model"
+DEFAULTS = {leaf.key: leaf.default for leaf in leaves_of(Config)}
+SHARED_ROLLOUT_KEYS = (
+    "name",
+    "num_replicas",
+    "max_num_seqs",
+    "num_threads",
+    "startup_timeout_s",
+    "device",
+    "script_path",
+    "agent.num_workers",
+    "agent.max_concurrent_episodes",
+)
+"""Properties of processes that training and validation share: one value for both."""
+
+
+def check_combinations(config: Config) -> None:
+    """Every rule that a training or validation run must keep.
+
+    Raises:
+        ConfigError: The first broken rule.
+    """
+    for check in (_check_data, _check_groups, _check_batches, _check_loss, _check_optimizer, _check_reward, _check_trainer):
+        check(config)
+    for rollout in ROLLOUTS:
+        _check_rollout(config, rollout)
+    _check_one_set_of_engines(config)
+    _check_training_sampling(config)
+
+
+def check_sft(config: Config) -> None:
+    """Rules of supervised fine-tuning, files included.
+
+    Raises:
+        ConfigError: The first broken rule.
+    """
+    sft = config.sft
+    if bool(sft.train_files) == bool(sft.generator):
+        value = {"train_files": sft.train_files, "generator": sft.generator}
+        fix = "set sft.train_files=[demonstrations.jsonl] or sft.generator=NAME, and only one"
+        raise ConfigError(key="sft.train_files", value=value, rule="demonstrations come from files or from a generator", fix=fix)
+    if sft.warmup_steps > sft.num_steps:
+        _refuse(config, "sft.warmup_steps", f"warms up longer than sft.num_steps={sft.num_steps}", f"set at most {sft.num_steps}")
+    for index, path in enumerate(sft.train_files):
+        _require_file(f"sft.train_files[{index}]", path)
+    _check_model_files(config)
+
+
+def check_files(config: Config, *, needs_train_files: bool = True) -> None:
+    """Everything that the settings name on disk is there.
+
+    Raises:
+        ConfigError: The first missing file, with its key.
+    """
+    for index, path in enumerate(config.data.train_files if needs_train_files else ()):
+        _require_file(f"data.train_files[{index}]", path)
+    for index, path in enumerate(config.data.val_files):
+        _require_file(f"data.val_files[{index}]", path)
+    _check_model_files(config)
+    optional = ["custom_reward_function.path"]
+    optional += [f"{rollout}.{key}" for rollout in ROLLOUTS for key in ("multi_turn.tool_config_path", "script_path")]
+    optional += [f"{rollout}.agent.agent_loop_config_path" for rollout in ROLLOUTS]
+    for key in optional:
+        if value_at(config, key):
+            _require_file(key, value_at(config, key))
+    if config.train_actor_rollout_ref.ref.path:
+        _require_model_folder("train_actor_rollout_ref.ref.path", config.train_actor_rollout_ref.ref.path)
+
+
+def check_names(config: Config, known: Mapping[str, Sequence[str]]) -> None:
+    """Settings that name something in a registry.
+
+    Args:
+        config: The whole tree.
+        known: Dotted key -> registered names, such as {"algorithm.adv_estimator": ("grpo",)}. A name with a dot is a Python
+            path, which its registry resolves; an unset name (null) is left to the checks of its section.
+
+    Raises:
+        ConfigError: A name is not known; the message lists those that are.
+    """
+    for key, names in known.items():
+        value = value_at(config, key)
+        for name in value if isinstance(value, list) else [value]:
+            if name is None or name in names or "." in name:
+                continue
+            close = get_close_matches(name, list(names), n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            fix = f"{hint}use one of {', '.join(sorted(names))}, or a dotted path package.module.Name"
+            raise ConfigError(key=key, value=name, rule="is not registered", fix=fix)
+
+
+def _refuse(config: Config, key: str, rule: str, fix: str) -> None:
+    raise ConfigError(key=key, value=value_at(config, key), rule=rule, fix=fix)
+
+
+def _is_changed(config: Config, key: str) -> bool:
+    return bool(value_at(config, key) != DEFAULTS[key])
+
+
+def _refuse_dead(config: Config, keys: Sequence[str], *, because: str, fix: str) -> None:
+    """Settings that something else switches off must be left alone."""
+    for key in keys:
+        if _is_changed(config, key):
+            _refuse(config, key, f"has no effect while {because}", f"{fix}, or leave {key} out")
+
+
+def _check_data(config: Config) -> None:
+    data = config.data
+    if not data.return_raw_chat:
+        _refuse(config, "data.return_raw_chat", "psrl always keeps messages", "set data.return_raw_chat=true or leave it out")
+    value = {"train_files": data.train_files, "generator.name": data.generator.name}
+    if data.train_files and data.generator.name:
+        rule = "tasks come from files or from a generator, not from both"
+        raise ConfigError(key="data.train_files", value=value, rule=rule, fix="set data.generator.name=null or data.train_files=[]")
+    if not data.train_files and not data.generator.name:
+        fix = "set data.train_files=[rows.jsonl] or data.generator.name=NAME"
+        raise ConfigError(key="data.train_files", value=value, rule="no source of tasks is set", fix=fix)
+    if data.generator.name and data.val_files:
+        fix = "use data.generator.num_val, or files for both"
+        _refuse(config, "data.val_files", "has no effect while data.generator.name makes the validation tasks", fix)
+    if not data.generator.name:
+        keys = [key for key in DEFAULTS if key.startswith("data.generator.")]
+        _refuse_dead(config, keys, because="data.generator.name is null", fix="set data.generator.name")
+    if not data.shuffle:
+        _refuse_dead(config, ["data.seed"], because="data.shuffle=false", fix="set data.shuffle=true")
+    for rollout in ROLLOUTS:
+        prompt_length = value_at(config, f"{rollout}.prompt_length")
+        if data.max_prompt_length > prompt_length:
+            rule = f"prompts longer than {rollout}.prompt_length={prompt_length} cannot be generated from"
+            _refuse(config, "data.max_prompt_length", rule, f"set data.max_prompt_length={prompt_length} or raise {rollout}.prompt_length")
+    if data.generator.name and data.generator.num_train < data.train_batch_size:
+        fix = f"set data.generator.num_train to at least {data.train_batch_size}"
+        _refuse(config, "data.generator.num_train", f"is less than one batch (data.train_batch_size={data.train_batch_size})", fix)
+
+
+def _check_groups(config: Config) -> None:
+    psrl, algorithm = config.psrl, config.algorithm
+    if algorithm.adv_estimator == "grpo" and psrl.rollout_n < 2:
+        _refuse(config, "psrl.rollout_n", "GRPO compares the episodes of a group: it needs at least 2", "set psrl.rollout_n=8")
+    if psrl.staleness > 0:
+        _refuse(config, "psrl.staleness", "arrives with asynchronous training; this version is on-policy", "set psrl.staleness=0")
+    if psrl.incomplete_groups == "drop":
+        fix = "set psrl.incomplete_groups=allow_partial"
+        _refuse_dead(config, ["psrl.min_group_size"], because="psrl.incomplete_groups=drop", fix=fix)
+    elif psrl.min_group_size > psrl.rollout_n:
+        rule = f"is more than a whole group (psrl.rollout_n={psrl.rollout_n})"
+        _refuse(config, "psrl.min_group_size", rule, f"set psrl.min_group_size={psrl.rollout_n} or less")
+    elif psrl.min_group_size < 2 and algorithm.adv_estimator == "grpo":
+        _refuse(config, "psrl.min_group_size", "GRPO has no baseline in a group of one", "set psrl.min_group_size=2")
+    if not algorithm.filter_groups.enable:
+        keys = ["algorithm.filter_groups.max_num_gen_batches"]
+        _refuse_dead(config, keys, because="algorithm.filter_groups.enable=false", fix="set algorithm.filter_groups.enable=true")
+    if algorithm.adv_estimator != "grpo":
+        keys = ["algorithm.norm_adv_by_std_in_grpo"]
+        _refuse_dead(config, keys, because=f"algorithm.adv_estimator={algorithm.adv_estimator}", fix="set algorithm.adv_estimator=grpo")
+    rows = config.data.train_batch_size * psrl.rollout_n
+    if rows > config.transfer_queue.total_storage_size:
+        rule = f"holds fewer rows than one step makes (data.train_batch_size x psrl.rollout_n = {rows})"
+        _refuse(config, "transfer_queue.total_storage_size", rule, f"set transfer_queue.total_storage_size={2 * rows}")
+
+
+def _check_batches(config: Config) -> None:
+    actor, batch = config.train_actor_rollout_ref.actor, config.data.train_batch_size
+    key, mini = f"{ACTOR}.ppo_mini_batch_size", actor.ppo_mini_batch_size
+    if mini > batch:
+        _refuse(config, key, f"is more than data.train_batch_size={batch}", f"set {key}={batch}, or 0 for the whole batch")
+    if mini and batch % mini:
+        divisors = [size for size in range(1, batch + 1) if batch % size == 0]
+        _refuse(config, key, f"does not divide data.train_batch_size={batch}", f"set {key} to one of {divisors}")
+    longest = config.gen_actor_rollout_ref.rollout.prompt_length + config.gen_actor_rollout_ref.rollout.response_length
+    key = f"{ACTOR}.ppo_max_token_len_per_gpu"
+    if actor.ppo_max_token_len_per_gpu < longest:
+        rule = f"cannot hold one trajectory ({GEN}.prompt_length + response_length = {longest} tokens); nothing is ever cut"
+        _refuse(config, key, rule, f"set {key}={longest} or more")
+
+
+def _check_loss(config: Config) -> None:
+    actor = config.train_actor_rollout_ref.actor
+    if not actor.use_kl_loss:
+        keys = [f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", "train_actor_rollout_ref.ref.path"]
+        _refuse_dead(config, keys, because=f"{ACTOR}.use_kl_loss=false", fix=f"set {ACTOR}.use_kl_loss=true")
+    elif actor.kl_loss_coef == 0:
+        fix = f"set {ACTOR}.use_kl_loss=false, or a positive coefficient"
+        _refuse(config, f"{ACTOR}.kl_loss_coef", "a KL term of weight 0 costs a reference model and changes nothing", fix)
+    if actor.clip_ratio_high < actor.clip_ratio_low:
+        fix = f"set {ACTOR}.clip_ratio_high={actor.clip_ratio_low} or more"
+        _refuse(config, f"{ACTOR}.clip_ratio_high", f"is below {ACTOR}.clip_ratio_low={actor.clip_ratio_low}", fix)
+
+
+def _check_optimizer(config: Config) -> None:
+    optim, steps = config.train_actor_rollout_ref.actor.optim, config.trainer.total_training_steps
+    if optim.lr_warmup_steps > steps:
+        rule = f"warms up longer than trainer.total_training_steps={steps}"
+        _refuse(config, f"{ACTOR}.optim.lr_warmup_steps", rule, f"set {ACTOR}.optim.lr_warmup_steps={steps} or less")
+    if optim.lr_scheduler_type == "constant":
+        because = f"{ACTOR}.optim.lr_scheduler_type=constant"
+        _refuse_dead(config, [f"{ACTOR}.optim.min_lr_ratio"], because=because, fix="choose linear or cosine")
+
+
+def _check_reward(config: Config) -> None:
+    reward, custom = config.reward, config.custom_reward_function
+    if reward.name == "custom" and not custom.path:
+        fix = "set custom_reward_function.path=my_reward.py"
+        _refuse(config, "custom_reward_function.path", "reward.name=custom needs the file of the function", fix)
+    if reward.name != "custom":
+        keys = ["custom_reward_function.path", "custom_reward_function.name"]
+        _refuse_dead(config, keys, because=f"reward.name={reward.name}", fix="set reward.name=custom")
+    if not reward.overlong_buffer.enable:
+        keys = ["reward.overlong_buffer.len", "reward.overlong_buffer.penalty_factor"]
+        _refuse_dead(config, keys, because="reward.overlong_buffer.enable=false", fix="set reward.overlong_buffer.enable=true")
+    length = config.gen_actor_rollout_ref.rollout.response_length
+    if reward.overlong_buffer.enable and reward.overlong_buffer.len > length:
+        rule = f"is longer than {GEN}.response_length={length}: every episode would be punished"
+        _refuse(config, "reward.overlong_buffer.len", rule, f"set reward.overlong_buffer.len={max(1, length // 4)}")
+
+
+def _check_trainer(config: Config) -> None:
+    trainer = config.trainer
+    for key, every in (("trainer.test_freq", trainer.test_freq), ("trainer.save_freq", trainer.save_freq)):
+        if every > trainer.total_training_steps:
+            rule = f"is never reached in trainer.total_training_steps={trainer.total_training_steps}"
+            _refuse(config, key, rule, f"set {key}=0 (at the end) or at most {trainer.total_training_steps}")
+    if len(set(trainer.logger)) != len(trainer.logger):
+        _refuse(config, "trainer.logger", "names a tracker twice", f"set trainer.logger=[{','.join(sorted(set(trainer.logger)))}]")
+    if "/" in trainer.project_name or "/" in trainer.experiment_name:
+        key = "trainer.project_name" if "/" in trainer.project_name else "trainer.experiment_name"
+        _refuse(config, key, "is a name, not a path", "leave the / out; trainer.default_local_dir is the folder of runs")
+
+
+def _check_rollout(config: Config, key: str) -> None:
+    rollout: RolloutConfig = value_at(config, key)
+    turns, agent = rollout.multi_turn, rollout.agent
+    if not turns.enable:
+        keys = [f"{key}.multi_turn.{leaf.key}" for leaf in leaves_of(type(turns)) if leaf.key != "enable"]
+        _refuse_dead(config, keys, because=f"{key}.multi_turn.enable=false", fix=f"set {key}.multi_turn.enable=true")
+        if agent.default_agent_loop.startswith("multi_turn"):
+            fix = f"set {key}.multi_turn.enable=true, or {key}.agent.default_agent_loop=generate_only_agent"
+            _refuse(config, f"{key}.agent.default_agent_loop", f"needs {key}.multi_turn.enable=true", fix)
+    if agent.default_agent_loop == "generate_only_agent":
+        because, fix = f"{key}.agent.default_agent_loop=generate_only_agent", f"set {key}.agent.default_agent_loop=multi_turn_agent"
+        if turns.enable:
+            _refuse(config, f"{key}.multi_turn.enable", f"has no effect while {because}: that loop takes one turn", fix)
+    if agent.default_agent_loop == "multi_turn_agent":
+        for part in ("env", "data"):
+            if not value_at(config, f"{key}.agent.{part}.name"):
+                example = {"env": "tool_env", "data": "tool_agent_data"}[part]
+                rule = "multi_turn_agent plays an environment through a data adapter: both must be named"
+                _refuse(config, f"{key}.agent.{part}.name", rule, f"set {key}.agent.{part}.name={example}")
+    if turns.max_tokens_per_turn > rollout.response_length:
+        rule = f"is more than a whole trajectory ({key}.response_length={rollout.response_length})"
+        _refuse(config, f"{key}.multi_turn.max_tokens_per_turn", rule, f"set {key}.multi_turn.max_tokens_per_turn=0")
+    if agent.step_timeout_s > agent.episode_timeout_s:
+        rule = f"is more than a whole episode has ({key}.agent.episode_timeout_s={agent.episode_timeout_s:g})"
+        _refuse(config, f"{key}.agent.step_timeout_s", rule, f"set {key}.agent.step_timeout_s={agent.episode_timeout_s:g} or less")
+    _check_scripted(config, key, rollout)
+
+
+def _check_scripted(config: Config, key: str, rollout: RolloutConfig) -> None:
+    if rollout.name == "scripted" and not rollout.script_path:
+        fix = f"set {key}.script_path=answers.yaml"
+        _refuse(config, f"{key}.script_path", f"{key}.name=scripted answers from a file, which must be named", fix)
+    if rollout.name != "scripted" and rollout.script_path:
+        fix = f"set {key}.name=scripted, or leave {key}.script_path out"
+        _refuse(config, f"{key}.script_path", f"has no effect while {key}.name={rollout.name}", fix)
+
+
+def _check_one_set_of_engines(config: Config) -> None:
+    for name in SHARED_ROLLOUT_KEYS:
+        gen, val = value_at(config, f"{GEN}.{name}"), value_at(config, f"{VAL}.{name}")
+        if gen != val:
+            rule = f"differs from {GEN}.{name}={gen!r}: training and validation share engines and agent workers"
+            _refuse(config, f"{VAL}.{name}", rule, f"leave {VAL}.{name} out")
+
+
+def _check_training_sampling(config: Config) -> None:
+    rollout, actor = config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.actor
+    if rollout.temperature == 0:
+        rule = "greedy episodes of a task are all equal: a group has nothing to compare"
+        _refuse(config, f"{GEN}.temperature", rule, f"set {GEN}.temperature=1.0")
+    truncated = [name for name, is_cut in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k > 0)) if is_cut]
+    if truncated and actor.old_logprobs == "recompute":
+        name = truncated[0]
+        rule = f"cuts the distribution that is sampled from, which {ACTOR}.old_logprobs=recompute does not know"
+        _refuse(config, f"{GEN}.{name}", rule, f"set {GEN}.{name}={DEFAULTS[f'{GEN}.{name}']}, or {ACTOR}.old_logprobs=rollout")
+    if config.train_actor_rollout_ref.rollout.temperature == 0 and config.train_actor_rollout_ref.rollout.n > 1:
+        rule = "greedy validation gives the same episode every time"
+        _refuse(config, f"{VAL}.n", rule, f"set {VAL}.n=1, or a positive {VAL}.temperature")
+    if config.train_actor_rollout_ref.rollout.temperature == 0 and config.trainer.val_greedy:
+        rule = f"repeats the validation, which is greedy already ({VAL}.temperature=0)"
+        _refuse(config, "trainer.val_greedy", rule, "set trainer.val_greedy=false")
+
+
+def _check_model_files(config: Config) -> None:
+    model = config.train_actor_rollout_ref.model
+    _require_model_folder(f"{MODEL}.path", model.path)
+    if model.tokenizer_path and not Path(model.tokenizer_path).is_dir():
+        _missing(f"{MODEL}.tokenizer_path", model.tokenizer_path, "a folder with a tokenizer")
+
+
+def _require_model_folder(key: str, path: str) -> None:
+    folder = Path(path)
+    if not folder.is_dir():
+        _missing(key, path, "a folder with config.json and weights, or with a GGUF file")
+    if not (folder / "config.json").is_file() and not any(folder.glob("*.gguf")):
+        raise ConfigError(
+            key=key, value=path, rule="holds neither config.json nor a GGUF file", fix="name the folder of a Hugging Face model"
+        )
+
+
+def _require_file(key: str, path: str) -> None:
+    if not Path(path).is_file():
+        _missing(key, path, "a file")
+
+
+def _missing(key: str, path: Any, what: str) -> None:
+    fix = f"name {what} that exists; relative paths start at the working directory ({Path.cwd()})"
+    raise ConfigError(key=key, value=path, rule="is not on this machine", fix=fix)
