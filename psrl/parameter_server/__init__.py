@@ -1,0 +1,1 @@
+"""Weight versions: their layout, where they are kept, and how they travel."""

@@ -1,0 +1,1 @@
+"""Ways in which a packed version reaches a replica."""

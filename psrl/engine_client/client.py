@@ -1,0 +1,203 @@
+"""HTTP client of the engine contract: one replica, and the choice among several.
+
+Invariant: all turns of a session go to the replica that served its first one, unless that replica cannot be reached; every call has
+an end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import orjson
+
+from psrl.engine_client.bodies import generate_body, manifest_to_json, parse_generation, parse_weight_report
+from psrl.errors import EngineError, EngineRequestError
+from psrl.protocols import WeightManifest, WeightReport
+from psrl.types import GenerateRequest, Generation, PolicyVersion
+
+MAX_CONNECTIONS = 512
+"""Per replica; more requests than an engine decodes at once wait in the engine, not in the pool."""
+CONNECT_TIMEOUT_S = 5.0
+READY_POLL_S = 0.1
+MAX_SESSIONS = 65536
+"""Sessions remembered; the oldest is forgotten and would be placed anew."""
+JSON_HEADERS = {"content-type": "application/json"}
+
+
+class HttpReplica:
+    """One engine replica: control and generation. Implements `protocols.ReplicaControl`."""
+
+    def __init__(self, url: str, *, request_timeout_s: float = 120.0, control_timeout_s: float = 120.0) -> None:
+        """`request_timeout_s` bounds one generation, `control_timeout_s` one control call (a pause with `wait`, an update)."""
+        self.url = url.rstrip("/")
+        self._request_timeout_s = request_timeout_s
+        self._control_timeout_s = control_timeout_s
+        self.num_in_flight = 0
+        self._http = httpx.AsyncClient(
+            base_url=self.url,
+            timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS, keepalive_expiry=60.0),
+            trust_env=False,  # a proxy of the environment must never stand between psrl and its engines
+        )
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn.
+
+        Raises:
+            EngineRequestError: The engine refused the request as wrong.
+            EngineError: It could not be reached, failed, broke the contract or took longer than request_timeout_s.
+        """
+        began = time.perf_counter()
+        self.num_in_flight += 1
+        try:
+            raw = await self._call("POST", "/generate", content=generate_body(request), timeout_s=self._request_timeout_s)
+        finally:
+            self.num_in_flight -= 1
+        return parse_generation(raw, latency_s=time.perf_counter() - began)
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """Poll `/health` until it answers 200."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                await self._call("GET", "/health", timeout_s=CONNECT_TIMEOUT_S)
+                return
+            except EngineError as error:
+                if time.monotonic() >= deadline:
+                    raise EngineError(f"engine {self.url} is not ready after {timeout_s:.0f} s: {error}") from error
+            await asyncio.sleep(READY_POLL_S)
+
+    async def pause(self, mode: str = "keep", *, clear_cache: bool = True) -> None:
+        """See `protocols.ReplicaControl`; returns when the replica stands still."""
+        await self._call("POST", f"/pause?mode={mode}&clear_cache={'true' if clear_cache else 'false'}", timeout_s=self._control_timeout_s)
+
+    async def resume(self) -> None:
+        """Go on after a pause."""
+        await self._call("POST", "/resume", timeout_s=self._control_timeout_s)
+
+    async def abort(self, request_ids: Sequence[str] = ()) -> None:
+        """End requests with what they have; none named means all."""
+        body = orjson.dumps({"request_ids": list(request_ids)} if request_ids else {"abort_all": True})
+        await self._call("POST", "/abort_requests", content=body, timeout_s=self._control_timeout_s)
+
+    async def update_weights(self, manifest: WeightManifest) -> WeightReport:
+        """Start, update, finish. The caller compares the report with the manifest.
+
+        Raises:
+            EngineError: The replica could not load the version; it still serves the old one.
+        """
+        await self._call("POST", "/start_weight_update", content=b"{}", timeout_s=self._control_timeout_s)
+        body = orjson.dumps({"update_info": manifest_to_json(manifest)})
+        await self._call("POST", "/update_weights", content=body, timeout_s=self._control_timeout_s)
+        finish = orjson.dumps({"weight_version": str(manifest.version)})
+        return parse_weight_report(await self._call("POST", "/finish_weight_update", content=finish, timeout_s=self._control_timeout_s))
+
+    async def version(self) -> PolicyVersion:
+        """The weights that it serves."""
+        return PolicyVersion(int((await self.weight_info())["weight_version"]))
+
+    async def weight_info(self) -> dict[str, Any]:
+        """The answer of `/weight_info`: weight_version, num_matched, num_expected, checksum."""
+        raw = await self._call("GET", "/weight_info", timeout_s=self._control_timeout_s)
+        try:
+            body = orjson.loads(raw)
+            int(body["weight_version"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineError(f"engine {self.url} broke the contract: weight_info {raw[:300]!r}") from error
+        return body
+
+    async def metrics(self) -> dict[str, float]:
+        """Prometheus samples by name, labels dropped: `psrl_engine_running`, `psrl_engine_waiting`, `psrl_engine_cache_usage`, ..."""
+        raw = await self._call("GET", "/metrics", timeout_s=self._control_timeout_s)
+        samples = {}
+        for line in raw.decode().splitlines():
+            if line and not line.startswith("#"):
+                name, _, value = line.rpartition(" ")
+                samples[name.partition("{")[0]] = float(value)
+        return samples
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget the keys of ended turns."""
+        await self._call("POST", "/reset_prefix_cache", timeout_s=self._control_timeout_s)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def _call(self, method: str, path: str, *, timeout_s: float, content: bytes | None = None) -> bytes:
+        try:
+            async with asyncio.timeout(timeout_s):  # httpx's own bounds one read, not the whole call
+                response = await self._http.request(
+                    method, path, content=content, headers=JSON_HEADERS, timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
+                )
+        except TimeoutError as error:
+            raise EngineError(f"engine {self.url}{path}: no answer within {timeout_s:.0f} s") from error
+        except httpx.HTTPError as error:
+            raise EngineError(f"engine {self.url}{path}: {type(error).__name__}: {error}") from error
+        if response.status_code < 300:
+            return response.content
+        text = f"engine {self.url}{path}: {response.status_code}: {response.text[:500]}"
+        is_wrong_request = 400 <= response.status_code < 500 and response.status_code not in (408, 429)
+        raise EngineRequestError(text) if is_wrong_request else EngineError(text)
+
+
+class HttpGenerator:
+    """Sends turns to replicas, sticky by session. Implements `protocols.Generator`."""
+
+    def __init__(self, urls: Sequence[str], *, request_timeout_s: float = 120.0, max_attempts: int = 3) -> None:
+        """`max_attempts` counts sends of one turn over all replicas; each has request_timeout_s."""
+        assert urls, "HttpGenerator needs at least one URL"
+        assert max_attempts >= 1, f"max_attempts={max_attempts}"
+        self.replicas = tuple(HttpReplica(url, request_timeout_s=request_timeout_s) for url in urls)
+        self._max_attempts = max_attempts
+        self._replica_of: OrderedDict[str, HttpReplica] = OrderedDict()
+        self._num_sessions = dict.fromkeys(self.replicas, 0)
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample one turn on the session's replica; a replica that fails is left for another.
+
+        Raises:
+            EngineRequestError: The request is wrong; it is not sent again.
+            EngineError: Every attempt failed; the message names the last cause.
+        """
+        failed: set[HttpReplica] = set()
+        for attempt in range(1, self._max_attempts + 1):
+            replica = self._place(request.session, avoid=failed)
+            try:
+                return await replica.generate(request)
+            except EngineRequestError:
+                raise
+            except EngineError as error:
+                if attempt == self._max_attempts:
+                    raise EngineError(f"request {request.request_id}: {attempt} attempts failed, the last: {error}") from error
+                failed.add(replica)
+                await asyncio.sleep(min(0.05 * 2**attempt, 1.0))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def close(self) -> None:
+        """Close the connections of all replicas."""
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
+
+    def _place(self, session: str, *, avoid: set[HttpReplica]) -> HttpReplica:
+        """The session's replica; else the one with the fewest turns in flight, then the fewest sessions."""
+        known = self._replica_of.get(session)
+        if known is not None and known not in avoid:
+            return known
+        choices = [replica for replica in self.replicas if replica not in avoid] or list(self.replicas)
+        chosen = min(choices, key=lambda replica: (replica.num_in_flight, self._num_sessions[replica]))
+        self._remember(session, chosen)
+        return chosen
+
+    def _remember(self, session: str, replica: HttpReplica) -> None:
+        before = self._replica_of.pop(session, None)
+        if before is not None:
+            self._num_sessions[before] -= 1
+        self._replica_of[session] = replica
+        self._num_sessions[replica] += 1
+        if len(self._replica_of) > MAX_SESSIONS:
+            self._num_sessions[self._replica_of.popitem(last=False)[1]] -= 1
