@@ -1,0 +1,79 @@
+"""Append-only files of one JSON object per line, which survive a crash in the middle of a line.
+
+The writer is the only owner of its file. Reading uses the standard library's parser: unlike orjson it keeps integers beyond
+64 bits and lone surrogates, both of which a policy can write into a tool call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+
+
+class JsonLinesFile:
+    """Appends to one file; every line is handed to the operating system before `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        """Make the file or go on with it; half a line that a crash left at its end is removed."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _cut_partial_line(path)
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Add one line. Values that JSON does not know are written as their text."""
+        self._file.write(encode_line(entry))
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        self._file.close()
+
+
+def encode_line(entry: Mapping[str, Any]) -> bytes:
+    """One line of JSON with its newline."""
+    try:
+        return orjson.dumps(entry, default=str, option=_OPTIONS)
+    except TypeError:
+        # Integers beyond 64 bits and lone surrogates: slower, exact.
+        return json.dumps(entry, default=str).encode() + b"\n"
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file in order; nothing when it does not exist, an unfinished last line is left out.
+
+    Raises:
+        ValueError: A finished line is not JSON; the message names file and line.
+    """
+    if not path.exists():
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path} line {number} is not JSON: {error}") from error
+
+
+def _cut_partial_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("r+b") as file:
+        end = file.seek(0, 2)
+        keep = end
+        while keep > 0:
+            start = max(0, keep - 65536)
+            file.seek(start)
+            newline = file.read(keep - start).rfind(b"\n")
+            if newline >= 0:
+                keep = start + newline + 1
+                break
+            keep = start
+        if keep != end:
+            file.truncate(keep)

@@ -1,0 +1,99 @@
+"""Names of the metrics that psrl logs, once: everybody who logs or shows one imports it from here.
+
+A name is `area/noun/stat` with the unit in the stat where it has one. `env/<name>` is the exception: numbers that an
+environment says in its info.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+
+from psrl.types import Outcome
+
+REWARD_MEAN = "reward/episode/mean"
+"""Mean reward of the step's judged episodes."""
+REWARD_STD = "reward/episode/std"
+ACCURACY_MEAN = "accuracy/episode/mean"
+"""Share of the step's judged episodes that were solved."""
+
+TURNS_MEAN = "episode/turns/mean"
+TOOL_RATE = "episode/tool_rate/mean"
+"""Share of episodes with at least one tool call."""
+TOOL_ERRORS_MEAN = "episode/tool_errors/mean"
+"""Failed tool calls per episode."""
+SAMPLED_TOKENS_MEAN = "episode/sampled_tokens/mean"
+"""Tokens that the policy sampled, per episode."""
+
+GENERATION_TOKENS_PER_SECOND = "generation/tokens/per_second"
+GENERATION_TOKENS_COUNT = "generation/tokens/count"
+
+STEP_SECONDS = "time/step/seconds"
+"""Wall time of the whole step."""
+
+TRAIN_LOSS = "train/loss/mean"
+TRAIN_GRAD_NORM = "train/grad/norm"
+TRAIN_LR = "train/lr/value"
+TRAIN_ENTROPY = "train/entropy/mean"
+"""Nats per sampled token."""
+TRAIN_CLIP_FRACTION = "train/clip/fraction"
+TRAIN_LOGPROB_GAP_MAX = "train/logprob_gap/max"
+"""Largest |engine's - trainer's| logprob of a sampled token, nats, on the same weights."""
+TRAIN_LOGPROB_GAP_MEAN = "train/logprob_gap/mean"
+TRAIN_TOKENS_COUNT = "train/tokens/count"
+TRAIN_STEP_SECONDS = "train/step/seconds"
+
+STALENESS_VERSION_GAP_MAX = "staleness/version_gap/max"
+"""Largest age, in policy versions, of what the step trained on."""
+SYNC_WEIGHTS_SECONDS = "sync/weights/seconds"
+GROUPS_FILTERED_COUNT = "groups/filtered/count"
+"""Groups that dynamic sampling replaced."""
+GROUPS_TRAINED_COUNT = "groups/trained/count"
+ERRORS_INFRA_RATE = "errors/infra/rate"
+"""Share of episodes that ended in `infra_error`."""
+ERRORS_NOT_FINITE_COUNT = "errors/not_finite_metrics/count"
+"""Metrics of this step that were NaN or infinite and therefore not logged."""
+
+VAL_GREEDY_ACCURACY = "val/greedy/accuracy"
+VAL_MEAN_AT_N_ACCURACY = "val/mean_at_n/accuracy"
+VAL_MEAN_AT_N_REWARD = "val/mean_at_n/reward"
+VAL_TOOL_RATE = "val/tool_rate/mean"
+VAL_SECONDS = "val/time/seconds"
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.@-]+){2}|env(/[A-Za-z0-9_.@-]+)+")
+
+
+class TimeUse(StrEnum):
+    """What the wall time of a step goes to."""
+
+    GENERATION = "generation"
+    TOOLS = "tools"
+    REWARD = "reward"
+    TRAINING = "training"
+    SYNC = "sync"
+    IDLE = "idle"
+    """None of the others was going on."""
+
+
+def time_share(use: TimeUse) -> str:
+    """Name of the share of the step's wall time that went to `use`; the six add up to 1."""
+    return f"time/share/{use.value}"
+
+
+def outcome_share(outcome: Outcome) -> str:
+    """Name of the share of the step's episodes that ended in `outcome`."""
+    return f"episode/outcome/{outcome.value}"
+
+
+def env_metric(name: str) -> str:
+    """Metric name of a number that an environment calls `name`, whatever characters it chose.
+
+    Example:
+        "board size (cm)" -> "env/board_size_cm"
+    """
+    return "env/" + (re.sub(r"[^A-Za-z0-9_.@/-]+", "_", name).strip("_/") or "unnamed")
+
+
+def is_metric_name(name: str) -> bool:
+    """Whether `name` is `area/noun/stat` or `env/...`."""
+    return _NAME.fullmatch(name) is not None

@@ -1,0 +1,148 @@
+"""The folder of one run: `<root>/<recipe>/<start time>/`, and where everything lies in it.
+
+config.yaml            the resolved settings
+metrics.jsonl          one line per logged step
+tensorboard/           the same for TensorBoard
+trajectories/*.jsonl   every kept episode: train.jsonl, val.jsonl
+errors.jsonl           what failed, when, and whether it was tried again
+checkpoints/           weights, optimizer, frontier
+report.html            the run on one page
+logs/                  output of the run's processes
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from psrl.errors import ConfigError
+
+_STARTED = "%Y-%m-%d_%H-%M-%S"
+_FOLDER_NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:-(\d+))?")
+_RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """One run's folder; the parts need not exist yet."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, root: Path, recipe: str, started: datetime) -> RunFolder:
+        """Make a new folder; runs that start in the same second get `-2`, `-3`, ... behind the time.
+
+        Raises:
+            ConfigError: `recipe` is no plain name.
+        """
+        parent = _recipe_folder(root, recipe)
+        parent.mkdir(parents=True, exist_ok=True)
+        name = started.strftime(_STARTED)
+        number = 1
+        while True:
+            path = parent / (name if number == 1 else f"{name}-{number}")
+            try:
+                path.mkdir()
+            except FileExistsError:
+                number += 1
+                continue
+            run = cls(path)
+            for folder in (run.tensorboard, run.trajectories, run.checkpoints, run.logs):
+                folder.mkdir()
+            return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing folder.
+
+        Raises:
+            ConfigError: It is not there or holds no run.
+        """
+        run = cls(Path(path))
+        if not run.path.is_dir():
+            raise ConfigError(key="run_folder", value=str(path), rule="there is no such folder", fix="give the folder of a run")
+        if not (run.config.exists() or run.metrics.exists() or run.trajectories.is_dir()):
+            fix = "give <root>/<recipe>/<start time>"
+            raise ConfigError(key="run_folder", value=str(path), rule="the folder holds no run", fix=fix)
+        return run
+
+    @classmethod
+    def latest(cls, root: Path, recipe: str, *, with_checkpoint: bool = False) -> RunFolder | None:
+        """The run of `recipe` that started last, or None.
+
+        `with_checkpoint` passes over runs without a checkpoint: a start that failed must not hide the run to resume.
+        """
+        runs = cls.all(root, recipe)
+        if with_checkpoint:
+            runs = [run for run in runs if run.has_checkpoint]
+        return runs[-1] if runs else None
+
+    @classmethod
+    def all(cls, root: Path, recipe: str) -> list[RunFolder]:
+        """Runs of `recipe`, the oldest first."""
+        parent = _recipe_folder(root, recipe)
+        found = []
+        for path in parent.iterdir() if parent.is_dir() else ():
+            match = _FOLDER_NAME.fullmatch(path.name)
+            if match and path.is_dir():
+                found.append((match[1], int(match[2] or 1), path))
+        return [cls(path) for _, _, path in sorted(found)]
+
+    @property
+    def recipe(self) -> str:
+        """Name of the recipe that ran."""
+        return self.path.resolve().parent.name
+
+    @property
+    def config(self) -> Path:
+        """The resolved settings, YAML."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One line per logged step; `metric_log.read_metrics` reads it."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def trajectories(self) -> Path:
+        """Folder of `train.jsonl` and `val.jsonl`."""
+        return self.path / "trajectories"
+
+    @property
+    def errors(self) -> Path:
+        """What failed; `errors_log.read_errors` reads it."""
+        return self.path / "errors.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        """The run on one page."""
+        return self.path / "report.html"
+
+    @property
+    def logs(self) -> Path:
+        """Output of the run's processes."""
+        return self.path / "logs"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether anything was saved."""
+        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+
+
+def _recipe_folder(root: Path, recipe: str) -> Path:
+    if not _RECIPE_NAME.fullmatch(recipe):
+        rule = "a recipe's name is one folder name of letters, digits, '_', '-' and '.'"
+        raise ConfigError(key="recipe", value=recipe, rule=rule, fix="use a name such as retool_tiny")
+    return Path(root) / recipe
