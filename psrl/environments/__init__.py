@@ -1,0 +1,6 @@
+"""Worlds that answer actions with observations; importing this package registers those that psrl brings."""
+
+from psrl.environments import single_turn, tool_env
+from psrl.environments.base import Environment, EnvironmentParts, build_environment, environments, register_environment
+
+__all__ = ["Environment", "EnvironmentParts", "build_environment", "environments", "register_environment", "single_turn", "tool_env"]

@@ -1,0 +1,82 @@
+"""Agent loops by name, what they are made from, and how a failure becomes an outcome.
+
+| what ended the episode | outcome |
+|---|---|
+| a step or the episode ran out of its seconds | `timeout` |
+| `AgentError` | `agent_error` |
+| engine, sandbox, data plane, `reset`, an environment's own bug, an unknown name in a row | `infra_error` |
+| any of the above before the policy sampled a token | `infra_error`: there is nothing to judge |
+| cancellation | none: the environment is closed and the cancellation goes on |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from psrl.agent_loops.deadline import OutOfTimeError
+from psrl.config.rollout import RolloutConfig
+from psrl.errors import AgentError
+from psrl.protocols import AgentLoop, Generator, Renderer, Tool
+from psrl.registry import Registry
+from psrl.types import Outcome
+
+__all__ = ["AgentLoop", "Failure", "LoopParts", "agent_loops", "build_agent_loop", "failure_or", "register_agent_loop"]
+
+T = TypeVar("T")
+
+agent_loops: Registry[Callable[..., AgentLoop]] = Registry("agent loop", key="rollout.agent.default_agent_loop")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopParts:
+    """What an agent loop is made from. One loop serves all episodes of a worker, many at once, so it holds no episode state."""
+
+    renderer: Renderer
+    generator: Generator
+    tools: Sequence[Tool] = ()
+    rollout: RolloutConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failure:
+    """What an exception means for the episode that it ended."""
+
+    outcome: Outcome
+    error: str
+    """`ClassName: message`."""
+    name: str
+    """The exception's class, counted as `errors/<name>`."""
+
+
+def register_agent_loop(name: str) -> Callable[[type], type]:
+    """Class decorator: the loop can be chosen by `name`. The class is called with `LoopParts`."""
+    return agent_loops.register(name)
+
+
+def build_agent_loop(name: str, parts: LoopParts) -> AgentLoop:
+    """The loop of a registered name or a dotted path.
+
+    Raises:
+        ConfigError: Nothing has this name.
+    """
+    return agent_loops.resolve(name)(parts)
+
+
+async def failure_or(work: Awaitable[T]) -> T | Failure:
+    """The boundary of an episode: what `work` gives, or what its exception means. Cancellation passes through."""
+    try:
+        return await work
+    except Exception as error:  # noqa: BLE001 an episode ends in an outcome whatever a user's environment raised
+        return _failure_of(error)
+
+
+def _failure_of(error: Exception) -> Failure:
+    name = type(error).__name__
+    outcome = Outcome.INFRA_ERROR
+    if isinstance(error, OutOfTimeError):
+        outcome = Outcome.TIMEOUT
+    elif isinstance(error, AgentError):
+        outcome = Outcome.AGENT_ERROR
+    return Failure(outcome=outcome, error=f"{name}: {error}", name=name)

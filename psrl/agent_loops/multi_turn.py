@@ -1,0 +1,118 @@
+"""`multi_turn_agent`: the task-agnostic driver, environment -> agent data -> model -> agent data -> environment, until the end.
+
+A new task never edits this file: it brings an Environment and an AgentData.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from psrl.agent_data import AgentDataParts, build_agent_data
+from psrl.agent_loops.base import AgentLoop, LoopParts, failure_or, register_agent_loop
+from psrl.agent_loops.deadline import within
+from psrl.agent_loops.limits import Limits
+from psrl.agent_loops.playing import PlayedEpisode
+from psrl.environments import EnvironmentParts, build_environment
+from psrl.protocols import AgentData, Environment
+from psrl.types import EpisodeTicket, FinishReason, LoopResult, Outcome, Task, TrajectoryUid
+
+DRIVER_GRACE_S = 15.0
+"""Longer than the grace of what the driver waits for, so that it can end first."""
+
+
+async def multi_turn_agent_loop(episode: PlayedEpisode) -> Outcome:
+    """Play from reset to the end.
+
+    The limits are looked at before each generation. A turn that the engine cut (`length`) or gave up (`abort`) is kept in the
+    trajectory but never reaches the environment, so half a call is never executed.
+
+    Raises:
+        OutOfTimeError: A step ran out of its seconds.
+        EngineError, SandboxError, EnvironmentFault: Something that says nothing about the policy failed.
+    """
+    data = episode.agent_data
+    observation, info = await episode.reset()
+    data.begin(episode.task, observation, info)
+    while True:
+        max_tokens = episode.next_turn()
+        if isinstance(max_tokens, Outcome):
+            return max_tokens
+        generation = await episode.generate(max_tokens)
+        action = data.act(generation, temperature=episode.temperature)
+        if generation.finish_reason is FinishReason.LENGTH:
+            return Outcome.MAX_TOKENS
+        if generation.finish_reason is FinishReason.ABORT:
+            return Outcome.ABORTED
+        observation, done, info = await episode.step(action)
+        if done:
+            return Outcome.FINISHED
+        data.observe(observation, info)
+
+
+@register_agent_loop("multi_turn_agent")
+class MultiTurnAgentLoop(AgentLoop):
+    """Native episodes of many turns; `tool_env` with `tool_agent_data` unless the task or the run says otherwise."""
+
+    default_environment = "tool_env"
+    default_agent_data = "tool_agent_data"
+
+    def __init__(self, parts: LoopParts) -> None:
+        """Looks the default names up, so that a misspelt one fails at the start.
+
+        Raises:
+            ConfigError: `rollout.agent.env.name` or `rollout.agent.data.name` names nothing.
+        """
+        self._parts = parts
+        self._limits = self.limits_of(parts)
+        agent = parts.rollout.agent
+        self._environment_name = agent.env.name or self.default_environment
+        self._agent_data_name = agent.data.name or self.default_agent_data
+        self._make_environment(self._environment_name)
+        self._make_agent_data(self._agent_data_name, TrajectoryUid("probe"))
+
+    def limits_of(self, parts: LoopParts) -> Limits:
+        """The limits of this loop's episodes."""
+        return Limits.from_rollout(parts.rollout)
+
+    async def run(self, task: Task, ticket: EpisodeTicket) -> LoopResult:
+        """Play one episode; the environment is closed whatever happens.
+
+        Raises:
+            ConfigError: The task's own `env_class` or `data_class` names nothing.
+        """
+        environment = self._make_environment(task.env_class or self._environment_name)
+        episode = PlayedEpisode(
+            task,
+            ticket,
+            environment=environment,
+            agent_data=self._make_agent_data(task.data_class or self._agent_data_name, TrajectoryUid(f"{ticket.uid}-t0")),
+            generator=self._parts.generator,
+            rollout=self._parts.rollout,
+            limits=self._limits,
+        )
+        play = within(
+            multi_turn_agent_loop(episode),
+            timeout_s=self._limits.episode_timeout_s,
+            what=f"episode {ticket.uid}",
+            grace_s=DRIVER_GRACE_S,
+        )
+        try:
+            end = await failure_or(play)
+        except asyncio.CancelledError:
+            await failure_or(episode.close())
+            raise
+        closed = await failure_or(episode.close())
+        return episode.result(end, close_failure=closed)
+
+    def _make_environment(self, name: str) -> Environment[Any, Any]:
+        return build_environment(name, EnvironmentParts(tools=self._parts.tools, multi_turn=self._parts.rollout.multi_turn))
+
+    def _make_agent_data(self, name: str, trajectory_uid: TrajectoryUid) -> AgentData[Any, Any]:
+        parts = AgentDataParts(
+            renderer=self._parts.renderer,
+            trajectory_uid=trajectory_uid,
+            tool_schemas=tuple(tool.schema for tool in self._parts.tools),
+            multi_turn=self._parts.rollout.multi_turn,
+        )
+        return build_agent_data(name, parts)

@@ -1,0 +1,182 @@
+"""An episode while it is played: what is kept of it, so that any end, also a failure half-way, has its record.
+
+Invariant: `result` can be called at any time and gives what the episode has so far.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from psrl.agent_loops.base import Failure
+from psrl.agent_loops.deadline import OutOfTimeError, within
+from psrl.agent_loops.limits import Limits
+from psrl.config.rollout import RolloutConfig
+from psrl.errors import EnvironmentFault
+from psrl.protocols import AgentData, Environment, Generator, Info
+from psrl.types import EpisodeTicket, GenerateRequest, Generation, LoopResult, Outcome, SamplingParams, Task, Timings
+
+T = TypeVar("T")
+
+SEED_STRIDE = 1_000_003
+"""A prime: an episode's turns, and episodes with neighbouring seeds, get different seeds."""
+SEED_RANGE = 2**31
+
+
+def turn_seed(episode_seed: int, turn: int) -> int:
+    """Sampling seed of a turn: `(episode_seed * 1_000_003 + turn) mod 2**31`. Says the same on every machine and in every retry."""
+    return (episode_seed * SEED_STRIDE + turn) % SEED_RANGE
+
+
+class PlayedEpisode:
+    """One episode of a native loop: asks the environment and the engine, within limits, and keeps count of both."""
+
+    def __init__(
+        self,
+        task: Task,
+        ticket: EpisodeTicket,
+        *,
+        environment: Environment[Any, Any],
+        agent_data: AgentData[Any, Any],
+        generator: Generator,
+        rollout: RolloutConfig,
+        limits: Limits,
+    ) -> None:
+        """The clock starts here."""
+        self.task = task
+        self.agent_data = agent_data
+        self._ticket = ticket
+        self._environment = environment
+        self._generator = generator
+        self._rollout = rollout
+        self._limits = limits
+        self._prompt_tokens = 0
+        self._step_rewards: list[float | None] = []
+        self._counts: Counter[str] = Counter()
+        self._started = time.monotonic()
+        self._generation_s = 0.0
+        self._tools_s = 0.0
+
+    @property
+    def temperature(self) -> float:
+        """Of every turn of this episode."""
+        return self._rollout.temperature if self._ticket.temperature is None else self._ticket.temperature
+
+    async def reset(self) -> tuple[Any, Info]:
+        """Begin in the environment. A reset that takes too long is a fault, not a timeout: the policy has done nothing yet."""
+        with self._timing_tools():
+            try:
+                answer = await self._bounded(self._environment.reset(self.task), "Environment.reset")
+            except OutOfTimeError as error:
+                raise EnvironmentFault(str(error)) from error
+        observation, info = _unpacked(answer, 2, "reset", "(observation, info)")
+        self._count(info)
+        return observation, info
+
+    def next_turn(self) -> int | Outcome:
+        """How many tokens the next turn may have, or how the episode ends instead."""
+        num_turns = self.agent_data.trajectory.num_turns
+        num_context = len(self.agent_data.context_ids())
+        if num_turns == 0:
+            self._limits.check_prompt(num_context)
+            self._prompt_tokens = num_context
+        return self._limits.before_generation(
+            num_turns=num_turns, num_response_tokens=num_context - self._prompt_tokens, elapsed_s=time.monotonic() - self._started
+        )
+
+    async def generate(self, max_tokens: int) -> Generation:
+        """Sample the next turn: request `<episode>-<turn>`, seed `turn_seed`, the episode as affinity key.
+
+        Raises:
+            EngineError: No replica answered.
+        """
+        turn = self.agent_data.trajectory.num_turns
+        request = GenerateRequest(
+            request_id=f"{self._ticket.uid}-{turn}",
+            token_ids=self.agent_data.context_ids(),
+            sampling=SamplingParams(
+                max_tokens=max_tokens,
+                temperature=self.temperature,
+                top_p=self._rollout.top_p,
+                top_k=self._rollout.top_k,
+                seed=turn_seed(self._ticket.seed, turn),
+                stop_token_ids=self.agent_data.stop_token_ids(),
+            ),
+            session=self._ticket.uid,
+        )
+        began = time.monotonic()
+        try:
+            return await self._generator.generate(request)
+        finally:
+            self._generation_s += time.monotonic() - began
+
+    async def step(self, action: Any) -> tuple[Any, bool, Info]:
+        """Apply the action; the reward is kept here.
+
+        Raises:
+            OutOfTimeError: The step took longer than `step_timeout_s`.
+        """
+        with self._timing_tools():
+            answer = await self._bounded(self._environment.step(action), "Environment.step")
+        observation, reward, done, info = _unpacked(answer, 4, "step", "(observation, reward, done, info)")
+        if reward is not None and not isinstance(reward, int | float):
+            raise EnvironmentFault(f"Environment.step returned the reward {reward!r:.80}; a reward is a number or None")
+        self._step_rewards.append(None if reward is None else float(reward))
+        self._count(info)
+        return observation, bool(done), info
+
+    async def close(self) -> None:
+        """Close the environment.
+
+        Raises:
+            OutOfTimeError: It does not end.
+        """
+        await self._bounded(self._environment.close(), "Environment.close")
+
+    def result(self, end: Outcome | Failure, *, close_failure: Failure | None = None) -> LoopResult:
+        """The record. A failed close is counted and told, but does not change how the episode ended."""
+        trajectory = self.agent_data.trajectory
+        outcome = end.outcome if isinstance(end, Failure) else end
+        if outcome.judges_policy and trajectory.num_sampled == 0:
+            outcome = Outcome.INFRA_ERROR
+        failures = [failure for failure in (end, close_failure) if isinstance(failure, Failure)]
+        counts = Counter(self._counts)
+        counts.update(self.agent_data.counts())
+        counts["turns"] = trajectory.num_turns
+        counts.update(f"errors/{failure.name}" for failure in failures)
+        return LoopResult(
+            outcome=outcome,
+            trajectories=(trajectory,) if trajectory.num_sampled else (),
+            messages=tuple(self.agent_data.messages),
+            turn_texts=tuple(self.agent_data.turn_texts),
+            step_rewards=tuple(self._step_rewards),
+            counts={name: float(value) for name, value in counts.items()},
+            timings=Timings(total_s=time.monotonic() - self._started, generation_s=self._generation_s, tools_s=self._tools_s),
+            error="; ".join(failure.error for failure in failures) or None,
+        )
+
+    async def _bounded(self, work: Coroutine[Any, Any, T], what: str) -> T:
+        return await within(work, timeout_s=self._limits.step_timeout_s, what=f"{type(self._environment).__name__}: {what}")
+
+    @contextmanager
+    def _timing_tools(self) -> Iterator[None]:
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._tools_s += time.monotonic() - began
+
+    def _count(self, info: Mapping[str, Any]) -> None:
+        numbers = {name: value for name, value in info.items() if isinstance(value, int | float)}
+        self._counts.update({f"env/{name}": value for name, value in numbers.items()})  # type: ignore[arg-type]
+
+
+def _unpacked(answer: Any, length: int, method: str, shape: str) -> tuple[Any, ...]:
+    if not isinstance(answer, tuple) or len(answer) != length:
+        raise EnvironmentFault(f"Environment.{method} must return {shape}, got {answer!r:.80}")
+    if not isinstance(answer[-1], Mapping):
+        raise EnvironmentFault(f"Environment.{method}: info must be a dict, got {answer[-1]!r:.80}")
+    return answer
