@@ -43,4 +43,5 @@ def build_agent_data(name: str, parts: AgentDataParts) -> AgentData[Any, Any]:
         ConfigError: Nothing has this name.
     """
     agent_data_class = agent_data.resolve(name)
-    return getattr(agent_data_class, "build", agent_data_class)(parts)
+    made: AgentData[Any, Any] = getattr(agent_data_class, "build", agent_data_class)(parts)
+    return made

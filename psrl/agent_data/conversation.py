@@ -125,6 +125,7 @@ class TextAgentData(ConversationAgentData[str]):
 def _as_messages(observation: Sequence[Message] | str) -> Sequence[Message]:
     if isinstance(observation, str):
         return (Message(role=Role.USER, content=observation),)
-    if not isinstance(observation, Sequence) or not all(isinstance(message, Message) for message in observation):
+    messages = [message for message in observation if isinstance(message, Message)] if isinstance(observation, Sequence) else []
+    if not isinstance(observation, Sequence) or len(messages) < len(observation):
         raise EnvironmentFault(f"an observation is a text or a sequence of messages, got {type(observation).__name__}: {observation!r:.80}")
-    return tuple(observation)
+    return messages

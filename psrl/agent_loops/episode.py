@@ -105,13 +105,13 @@ class EpisodePool:
 
     def cancel(self, uid: EpisodeUid) -> bool:
         """End an episode (a filter or an update does not want it any more); False where it is not in flight."""
-        return uid in self._tasks and self._tasks[uid].cancel()
+        return uid in self._tasks and _cancel_once(self._tasks[uid])
 
     async def close(self) -> None:
         """Cancel what is in flight and wait until every environment is closed."""
         tasks = list(self._tasks.values())
         for task in tasks:
-            task.cancel()
+            _cancel_once(task)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _run_in_turn(self, task: Task, ticket: EpisodeTicket) -> Episode:
@@ -121,6 +121,11 @@ class EpisodePool:
                 return await self._runner.run(task, ticket)
             finally:
                 del self._began[ticket.uid]
+
+
+def _cancel_once(task: asyncio.Task[Episode]) -> bool:
+    """A second cancellation would interrupt the closing of the environment, which the first one has begun."""
+    return task.cancelling() > 0 or task.cancel()
 
 
 def _failed(task: Task, failure: Failure) -> LoopResult:

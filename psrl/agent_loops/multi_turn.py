@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from psrl.agent_data import AgentDataParts, build_agent_data
+from psrl.agent_data.base import AgentDataParts, agent_data, build_agent_data
 from psrl.agent_loops.base import AgentLoop, LoopParts, failure_or, register_agent_loop
 from psrl.agent_loops.deadline import within
 from psrl.agent_loops.limits import Limits
 from psrl.agent_loops.playing import PlayedEpisode
-from psrl.environments import EnvironmentParts, build_environment
+from psrl.environments.base import EnvironmentParts, build_environment, environments
 from psrl.protocols import AgentData, Environment
 from psrl.types import EpisodeTicket, FinishReason, LoopResult, Outcome, Task, TrajectoryUid
 
@@ -68,8 +68,8 @@ class MultiTurnAgentLoop(AgentLoop):
         agent = parts.rollout.agent
         self._environment_name = agent.env.name or self.default_environment
         self._agent_data_name = agent.data.name or self.default_agent_data
-        self._make_environment(self._environment_name)
-        self._make_agent_data(self._agent_data_name, TrajectoryUid("probe"))
+        environments.resolve(self._environment_name)
+        agent_data.resolve(self._agent_data_name)
 
     def limits_of(self, parts: LoopParts) -> Limits:
         """The limits of this loop's episodes."""
@@ -81,12 +81,12 @@ class MultiTurnAgentLoop(AgentLoop):
         Raises:
             ConfigError: The task's own `env_class` or `data_class` names nothing.
         """
-        environment = self._make_environment(task.env_class or self._environment_name)
+        data = self._make_agent_data(task.data_class or self._agent_data_name, TrajectoryUid(f"{ticket.uid}-t0"))
         episode = PlayedEpisode(
             task,
             ticket,
-            environment=environment,
-            agent_data=self._make_agent_data(task.data_class or self._agent_data_name, TrajectoryUid(f"{ticket.uid}-t0")),
+            environment=self._make_environment(task.env_class or self._environment_name),
+            agent_data=data,
             generator=self._parts.generator,
             rollout=self._parts.rollout,
             limits=self._limits,

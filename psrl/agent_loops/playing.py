@@ -5,10 +5,12 @@ Invariant: `result` can be called at any time and gives what the episode has so 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, TypeVar
 
 from psrl.agent_loops.base import Failure
@@ -122,8 +124,8 @@ class PlayedEpisode:
         with self._timing_tools():
             answer = await self._bounded(self._environment.step(action), "Environment.step")
         observation, reward, done, info = _unpacked(answer, 4, "step", "(observation, reward, done, info)")
-        if reward is not None and not isinstance(reward, int | float):
-            raise EnvironmentFault(f"Environment.step returned the reward {reward!r:.80}; a reward is a number or None")
+        if reward is not None and not (isinstance(reward, Real) and math.isfinite(reward)):
+            raise EnvironmentFault(f"Environment.step returned the reward {reward!r:.80}; a reward is a finite number or None")
         self._step_rewards.append(None if reward is None else float(reward))
         self._count(info)
         return observation, bool(done), info
@@ -140,9 +142,11 @@ class PlayedEpisode:
         """The record. A failed close is counted and told, but does not change how the episode ended."""
         trajectory = self.agent_data.trajectory
         outcome = end.outcome if isinstance(end, Failure) else end
-        if outcome.judges_policy and trajectory.num_sampled == 0:
-            outcome = Outcome.INFRA_ERROR
         failures = [failure for failure in (end, close_failure) if isinstance(failure, Failure)]
+        errors = [failure.error for failure in failures]
+        if outcome.judges_policy and trajectory.num_sampled == 0:
+            errors.append(f"ended as {outcome} before the policy sampled a token")
+            outcome = Outcome.INFRA_ERROR
         counts = Counter(self._counts)
         counts.update(self.agent_data.counts())
         counts["turns"] = trajectory.num_turns
@@ -155,7 +159,7 @@ class PlayedEpisode:
             step_rewards=tuple(self._step_rewards),
             counts={name: float(value) for name, value in counts.items()},
             timings=Timings(total_s=time.monotonic() - self._started, generation_s=self._generation_s, tools_s=self._tools_s),
-            error="; ".join(failure.error for failure in failures) or None,
+            error="; ".join(errors) or None,
         )
 
     async def _bounded(self, work: Coroutine[Any, Any, T], what: str) -> T:
@@ -170,8 +174,8 @@ class PlayedEpisode:
             self._tools_s += time.monotonic() - began
 
     def _count(self, info: Mapping[str, Any]) -> None:
-        numbers = {name: value for name, value in info.items() if isinstance(value, int | float)}
-        self._counts.update({f"env/{name}": value for name, value in numbers.items()})  # type: ignore[arg-type]
+        numbers = {name: float(value) for name, value in info.items() if isinstance(value, Real) and math.isfinite(value)}
+        self._counts.update({f"env/{name}": value for name, value in numbers.items()})
 
 
 def _unpacked(answer: Any, length: int, method: str, shape: str) -> tuple[Any, ...]:

@@ -2,5 +2,17 @@
 
 from psrl.environments import single_turn, tool_env
 from psrl.environments.base import Environment, EnvironmentParts, build_environment, environments, register_environment
+from psrl.environments.check import EnvironmentReport, Finding, check_environment
 
-__all__ = ["Environment", "EnvironmentParts", "build_environment", "environments", "register_environment", "single_turn", "tool_env"]
+__all__ = [
+    "Environment",
+    "EnvironmentParts",
+    "EnvironmentReport",
+    "Finding",
+    "build_environment",
+    "check_environment",
+    "environments",
+    "register_environment",
+    "single_turn",
+    "tool_env",
+]

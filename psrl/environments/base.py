@@ -49,4 +49,5 @@ def build_environment(name: str, parts: EnvironmentParts) -> Environment[Any, An
 def instantiate(environment_class: type, parts: EnvironmentParts) -> Environment[Any, Any]:
     """`environment_class.build(parts)` where there is a `build`, else `environment_class()`."""
     build = getattr(environment_class, "build", environment_class)
-    return build() if build is environment_class else build(parts)
+    made: Environment[Any, Any] = build() if build is environment_class else build(parts)
+    return made

@@ -84,7 +84,7 @@ class ToolEnvironment(Environment[Sequence[Message], ParsedTurn]):
             return ToolResult(text=f"Error: there is no tool named {call.name!r}. Tools: {known}.", error_cause="unknown_tool")
         numbers["tool_turns"] = 1
         result = await _call(self._tools[call.name], call.arguments)
-        numbers.update({"tool_queue_s": result.queue_s, "tool_run_s": result.run_s})  # type: ignore[dict-item]
+        numbers.update({"tool_queue_s": result.queue_s, "tool_run_s": result.run_s})
         return result
 
 
