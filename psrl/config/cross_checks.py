@@ -334,5 +334,5 @@ def _require_file(key: str, path: str) -> None:
 
 
 def _missing(key: str, path: Any, what: str) -> None:
-    fix = f"name {what} that exists; relative paths start at the working directory ({Path.cwd()})"
+    fix = f"name {what} that exists (relative paths start at {Path.cwd()}); where a recipe makes it: psrl prepare RECIPE"
     raise ConfigError(key=key, value=path, rule="is not on this machine", fix=fix)

@@ -188,7 +188,7 @@ def _package_path(relative: str) -> str:
 
 def _schema() -> DictConfig:
     """The typed tree, with validation rollouts following training rollouts."""
-    schema = OmegaConf.structured(Config)
+    schema: DictConfig = OmegaConf.structured(Config)
     for leaf in leaves_of(RolloutConfig):
         OmegaConf.update(schema, f"{TRAIN_ROLLOUT}.{leaf.key}", f"${{{GEN_ROLLOUT}.{leaf.key}}}")
     return schema
@@ -202,7 +202,8 @@ def _compose(path: Path, overrides: Sequence[str]) -> DictConfig:
     store.store(name="psrl_entry", node=entry)
     try:
         with hydra.initialize_config_dir(config_dir=str(path.parent), version_base="1.3"):
-            return hydra.compose(config_name="psrl_entry", overrides=list(overrides))
+            composed: DictConfig = hydra.compose(config_name="psrl_entry", overrides=list(overrides))
+            return composed
     except (HydraException, OmegaConfBaseException) as error:
         raise _as_config_error(error) from error
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(kw_only=True)
 class ModelConfig:
-    """A Hugging Face folder (or GGUF file's folder) on this machine."""
+    """A Hugging Face folder on this machine."""
 
     path: str = "???"
     """Folder with config.json, weights and tokenizer; `${package:recipes/...}` names one that psrl ships."""

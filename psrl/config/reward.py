@@ -10,6 +10,8 @@ class OverlongBufferConfig:
     enable: bool = False
     len: int = 128
     penalty_factor: float = 1.0
+    max_sampled_tokens: int = 512
+    """Sampled tokens of an episode at which the penalty is full; observations do not count."""
 
 
 @dataclass(kw_only=True)

@@ -1,0 +1,8 @@
+"""Arguments that several commands take."""
+
+from typing import Annotated
+
+import typer
+
+Recipe = Annotated[str, typer.Argument(help="A shipped recipe's name, a YAML file, or a folder with config.yaml.")]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, such as psrl.rollout_n=4.")]

@@ -1,0 +1,32 @@
+"""`psrl eval`: validation of a model, without training."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psrl.cli.arguments import Overrides, Recipe
+
+
+def evaluate(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    model: Annotated[Path | None, typer.Option("--model", help="Model folder; else the recipe's.")] = None,
+) -> None:
+    """Validate a model on RECIPE's validation tasks."""
+    from psrl.config.load import Purpose, load_config
+
+    given = list(overrides or [])
+    if model is not None:
+        given.append(f"train_actor_rollout_ref.model.path={_quoted(model)}")
+    config = load_config(recipe, given, purpose=Purpose.EVAL)
+    from psrl.cli.summary import print_summary
+    from psrl.runtime import evaluation
+
+    print_summary(evaluation.evaluate(config, model_path=str(model.absolute()) if model else None))
+
+
+def _quoted(path: Path) -> str:
+    """For Hydra's grammar, in which a path may hold characters that mean something."""
+    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

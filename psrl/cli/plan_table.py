@@ -1,0 +1,28 @@
+"""What `psrl train --dry-run` prints: the settings as YAML, then the plan of processes."""
+
+from rich.console import Console
+from rich.table import Table
+
+from psrl.config.load import to_yaml
+from psrl.config.plan import Plan
+from psrl.config.tree import Config
+
+
+def print_dry_run(config: Config, plan: Plan) -> None:
+    """YAML first, plain, so that it can be copied; then the table."""
+    console = Console(soft_wrap=True)
+    console.print(to_yaml(config), markup=False, highlight=False)
+    console.print(plan_table(plan))
+    machine = plan.machine
+    gpus = f", {machine.num_gpus} GPUs" if machine.num_gpus else ""
+    memory = f"{plan.memory_bytes / 2**30:.1f} of {machine.memory_bytes / 2**30:.1f} GiB"
+    console.print(f"{plan.num_processes} processes, {memory}, {machine.num_cores} cores{gpus}; nothing was started")
+
+
+def plan_table(plan: Plan) -> Table:
+    """One row per kind of process."""
+    table = Table("process", "count", "cores each", "MiB each", "what for")
+    for process in plan.processes:
+        cores = str(process.num_cores) if process.num_cores else "shared"
+        table.add_row(process.role, str(process.count), cores, f"{process.memory_bytes / 2**20:.0f}", process.reason)
+    return table

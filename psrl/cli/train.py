@@ -1,0 +1,58 @@
+"""`psrl train`: reinforcement learning, or only its plan."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from psrl.cli.arguments import Overrides, Recipe
+from psrl.config.tree import Config
+from psrl.errors import ConfigError
+
+
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print settings and plan of processes, start nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the recipe's last run that has a checkpoint.")] = False,
+    resume_from: Annotated[Path | None, typer.Option("--resume-from", metavar="RUN", help="Go on with this run folder.")] = None,
+) -> None:
+    """Train RECIPE by reinforcement learning. Ctrl-C saves and stops."""
+    from psrl.config.load import load_config
+    from psrl.config.plan import make_plan, read_machine
+
+    config = load_config(recipe, overrides or [])
+    run = resume_from or (_last_run(config) if resume else None)
+    if run is not None:
+        config = load_config(str(_settings_of(run)), overrides or [])
+    plan = make_plan(config, read_machine())
+    if dry_run:
+        from psrl.cli.plan_table import print_dry_run
+
+        print_dry_run(config, plan)
+        return
+    from psrl.cli.summary import print_summary
+    from psrl.runtime import controller
+
+    print_summary(controller.train(config, resume_from=run))
+
+
+def _settings_of(run: Path) -> Path:
+    """The run's own settings: what it was started with holds unless an override says otherwise now."""
+    if not (run / "config.yaml").is_file():
+        rule = "is no run folder (it has no config.yaml)"
+        raise ConfigError(key="--resume-from", value=str(run), rule=rule, fix="name a folder runs/<recipe>/<start time>")
+    return run / "config.yaml"
+
+
+def _last_run(config: Config) -> Path:
+    from psrl.telemetry.run_folder import RunFolder
+
+    root = config.trainer.default_local_dir
+    found = RunFolder.latest(Path(root), config.recipe, with_checkpoint=True)
+    if found is None:
+        rule = f"no run of {config.recipe} below {root} has a checkpoint"
+        raise ConfigError(
+            key="--resume", value=config.recipe, rule=rule, fix="start without --resume, or name a run with --resume-from RUN"
+        )
+    return found.path
