@@ -1,0 +1,173 @@
+"""Messages to token ids, append-only, through the tokenizer's own chat template.
+
+Invariant: `extend(ids, messages)` begins with all of `ids`. What the policy sampled is never decoded and encoded again, so the
+ids trained on are the ids sampled. The price of a turn is the price of its new messages: they are rendered after a tiny fixed
+conversation (`families.Anchor`), never after the real one.
+
+Where a template rewrites earlier turns, the prompt of a later turn differs from the template's own; `chat.probe` says where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+from transformers import AutoTokenizer, GenerationConfig
+
+from psrl.chat.families import Family, ToolSupport, as_plain_messages, derive_family
+from psrl.chat.parsers import ToolFormat, split_reasoning, tool_formats
+from psrl.chat.template import ChatTemplate
+from psrl.errors import ConfigError, TemplateError
+from psrl.types import Message, ParsedTurn, Role, ToolSchema
+
+
+class HistoryThinking(StrEnum):
+    """What becomes of the reasoning of earlier turns."""
+
+    KEEP = "keep"
+    """It stays in the context, since ids are only ever appended."""
+    STRIP = "strip"
+    """Where the template would drop it, the caller opens a new branch: `begins_branch` says when."""
+
+
+class HfRenderer:
+    """`protocols.Renderer` around a transformers tokenizer."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        *,
+        tool_format: ToolFormat,
+        extra_stop_ids: Sequence[int] = (),
+        history_thinking: HistoryThinking = HistoryThinking.KEEP,
+    ) -> None:
+        """`extra_stop_ids` come from the model's generation config; the template's own end of turn is added."""
+        self.template = template
+        self.family: Family = derive_family(template)
+        self.history_thinking = history_thinking
+        self._tool_format = tool_format
+        own = [self.family.end_of_turn_id, template.eos_token_id, *extra_stop_ids, *self.family.other_stops]
+        self._stop_ids = tuple(dict.fromkeys(token_id for token_id in own if token_id is not None))
+        self._num_closer_ids = len(template.encode(self.family.end_of_turn))
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an assistant turn, the template's own first."""
+        return self._stop_ids
+
+    def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        """Render the first prompt, the header of the assistant's turn included.
+
+        Raises:
+            TemplateError: The template refuses the messages.
+        """
+        return self.template.encode(self.prompt_text(messages, tools))
+
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """The text whose ids `open` gives."""
+        if self.family.tool_support is ToolSupport.PLAIN_TEXT:
+            return self.template.text(as_plain_messages(messages, tools, self._tool_format), header=True)
+        return self.template.text(messages, tools, header=True)
+
+    def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """Render `messages` after `ids`, which end with a sampled turn.
+
+        Between them stands what the template puts there: the separator, and before it the end of the turn where the turn was
+        cut. Any stop id at the end of `ids` counts as the end of the turn.
+
+        Raises:
+            TemplateError: The template refuses the messages.
+
+        Example:
+            ChatML, ids ending in `<|im_end|>`, a user message "hi" -> ids + ids of
+            "\\n<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n".
+        """
+        following = self.template.encode(self._text_between(messages))
+        is_closed = bool(ids) and ids[-1] in self._stop_ids
+        return [*ids, *(following[self._num_closer_ids :] if is_closed else following)]
+
+    def parse(self, sampled_ids: Sequence[int], *, turn: int) -> ParsedTurn:
+        """Read content, reasoning and calls from a sampled turn; never raises for what the policy wrote."""
+        text = self.template.decode(sampled_ids)
+        spoken = list(sampled_ids)
+        while spoken and spoken[-1] in self._stop_ids:
+            spoken.pop()
+        reasoning, rest = split_reasoning(self.template.decode(spoken), is_open=self.family.opens_reasoning)
+        parsed = self._tool_format.parse(rest, turn=turn)
+        return ParsedTurn(content=parsed.content, reasoning=reasoning, calls=parsed.calls, text=text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text with special tokens, for people only."""
+        return self.template.decode(ids)
+
+    def begins_branch(self, history: Sequence[Message], following: Sequence[Message]) -> bool:
+        """Whether `following` makes the template drop reasoning of `history`, and `strip` asks to drop it.
+
+        Then the caller opens a new trajectory with `open(history + following)` instead of extending the old one.
+        """
+        if self.history_thinking is HistoryThinking.KEEP:
+            return False
+        since_question = list(history)
+        for position, message in enumerate(history):
+            if message.role is Role.USER:
+                since_question = list(history[position:])
+        has_reasoning = any(message.role is Role.ASSISTANT and message.reasoning for message in since_question)
+        return has_reasoning and any(message.role in self.family.drops_reasoning_before for message in following)
+
+    def _text_between(self, messages: Sequence[Message]) -> str:
+        """End of turn, separator, `messages`, header: all that stands between two sampled turns."""
+        family = self.family
+        if family.tool_support is ToolSupport.PLAIN_TEXT:
+            messages = as_plain_messages(messages, (), self._tool_format)
+        if family.after_call and messages and messages[0].role is Role.TOOL:
+            after = family.after_call.text_after(self.template.text([*family.after_call.messages, *messages], header=True))
+            if after.startswith(family.after_call.tail):
+                return family.end_of_turn + family.separator + after[len(family.after_call.tail) :]
+        after = family.plain.text_after(self.template.text([*family.plain.messages, *messages], header=True))
+        if not after.startswith(family.end_of_turn):
+            raise TemplateError(f"the chat template does not end a turn with {family.end_of_turn!r} when messages follow it")
+        return after
+
+
+def load_renderer(
+    model_path: str, *, tool_format: str, history_thinking: str = "keep", template_options: Mapping[str, Any] | None = None
+) -> HfRenderer:
+    """The renderer of a model folder with a tokenizer and a chat template.
+
+    Args:
+        model_path: A folder on this machine; nothing is fetched.
+        tool_format: A name of `chat.parsers`, or a dotted path.
+        history_thinking: `keep` or `strip`.
+        template_options: Passed to the chat template by name, such as {"enable_thinking": False}.
+
+    Raises:
+        ConfigError: The folder has no tokenizer, or a name is unknown.
+        TemplateError: The tokenizer has no chat template, or one that cannot be used.
+    """
+    format_class = tool_formats.resolve(tool_format)
+    if history_thinking not in set(HistoryThinking):
+        fix = f"use one of {', '.join(HistoryThinking)}"
+        raise ConfigError(key="model.history_thinking", value=history_thinking, rule="is no known choice", fix=fix)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        fix = "give a folder that holds tokenizer.json and tokenizer_config.json"
+        raise ConfigError(key="model.path", value=model_path, rule=f"no tokenizer can be loaded ({error})", fix=fix) from error
+    return HfRenderer(
+        ChatTemplate(tokenizer, template_options),
+        tool_format=format_class(),
+        extra_stop_ids=_generation_stop_ids(model_path),
+        history_thinking=HistoryThinking(history_thinking),
+    )
+
+
+def _generation_stop_ids(model_path: str) -> list[int]:
+    """`eos_token_id` of generation_config.json, which may be one id or several; none without that file."""
+    try:
+        eos = GenerationConfig.from_pretrained(model_path, local_files_only=True).eos_token_id
+    except OSError:
+        return []
+    if eos is None:
+        return []
+    return [eos] if isinstance(eos, int) else list(eos)
