@@ -17,6 +17,7 @@ MIN_FUNCTION_DOCSTRINGS = 0.9
 BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "psrl/agent_loops/base.py": "an episode ends in an outcome whatever the environment or loop raised",
     "psrl/environments/check.py": "whatever an author's environment raises is a finding",
+    "psrl/rewards/grading_worker.py": "runs the user's checker in its own process: whatever it raises is the answer",
     "psrl/sandbox/guest_interpreter.py": "runs the model's program: whatever it raises is its output",
 }
 ENVIRONMENT_READ_ALLOWED: dict[str, str] = {}

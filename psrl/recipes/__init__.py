@@ -1,0 +1,1 @@
+"""Complete runs that a user can start by name: settings, data and pages."""

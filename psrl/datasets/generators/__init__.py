@@ -1,0 +1,50 @@
+"""Tasks made by a program instead of files: `data.generator.name` and `sft.generator`.
+
+A generator is made anew for each use and must give the same tasks for the same seed in every process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from psrl.registry import Registry
+from psrl.types import Message, Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demonstration:
+    """An episode written by a script, for supervised fine-tuning."""
+
+    messages: tuple[Message, ...]
+    """The whole conversation. Assistant messages hold their calls as text, so that broken calls can be shown too."""
+    has_tools: bool
+    """Whether the prompt offers the tools."""
+
+
+class TaskGenerator(Protocol):
+    """Makes tasks of one kind. The training and the validation tasks never share a prompt."""
+
+    def train_tasks(self, count: int, *, seed: int) -> list[Task]:
+        """`count` tasks; uids are the source's business and may be anything."""
+
+    def val_tasks(self, count: int, *, seed: int) -> list[Task]:
+        """`count` tasks, all different."""
+
+    def demonstrations(self, count: int, *, seed: int) -> Sequence[Demonstration]:
+        """`count` scripted episodes on training tasks; empty where the generator has none."""
+
+
+generators: Registry[Callable[[], TaskGenerator]] = Registry("task generator", key="data.generator.name")
+
+
+def build_generator(name: str) -> TaskGenerator:
+    """The generator of a registered name or a dotted path.
+
+    Raises:
+        ConfigError: No such generator.
+    """
+    import psrl.datasets.generators.arithmetic  # noqa: F401  (registers itself)
+
+    return generators.resolve(name)()

@@ -1,0 +1,156 @@
+"""Tasks in a seeded order that survives a resume.
+
+Invariant: the tasks that follow depend only on the data, the seed and the position (epoch, index), so a source that loads the state
+of another goes on exactly where that one stopped.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from psrl.config.data import DataConfig
+from psrl.datasets.generators import build_generator
+from psrl.datasets.rows import LoadedRows, load_rows
+from psrl.errors import ConfigError
+from psrl.types import Task, TaskUid
+
+PromptTokens = Callable[[Task], int]
+"""How many tokens the first prompt of a task has, tools included."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceReport:
+    """What was left out before the start; for the log and metrics."""
+
+    num_train: int
+    num_val: int
+    bad_row_counts: dict[str, int]
+    """By reason, over both partitions."""
+    num_overlong: int
+    """Prompts left out because they are too long."""
+
+
+class TaskSource:
+    """Gives training tasks without end and validation tasks always the same."""
+
+    def __init__(self, train: Sequence[Task], val: Sequence[Task], *, shuffle: bool, seed: int, report: SourceReport) -> None:
+        """`train` may not be empty; uids are made here."""
+        assert train, "a source needs training tasks"
+        self._train = tuple(train)
+        self._val = tuple(replace(task, uid=TaskUid(f"val-0-{row}")) for row, task in enumerate(val))
+        self._shuffle = shuffle
+        self._seed = seed
+        self._epoch = 0
+        self._index = 0
+        self._order = self._order_of(0)
+        self.report = report
+
+    def next_tasks(self, count: int) -> list[Task]:
+        """The next `count` tasks. Uids are `train-<epoch>-<row>`; an epoch gives every row once."""
+        tasks = []
+        for _ in range(count):
+            if self._index == len(self._order):
+                self._epoch, self._index = self._epoch + 1, 0
+                self._order = self._order_of(self._epoch)
+            row = self._order[self._index]
+            tasks.append(replace(self._train[row], uid=TaskUid(f"train-{self._epoch}-{row}")))
+            self._index += 1
+        return tasks
+
+    def validation_tasks(self) -> list[Task]:
+        """All of them, in the order of the files; uids are `val-0-<row>`."""
+        return list(self._val)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, and what it is a position in."""
+        return {"epoch": self._epoch, "index": self._index, "seed": self._seed, "shuffle": self._shuffle, "num_train": len(self._train)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another source stopped.
+
+        Raises:
+            ConfigError: That source had other data, another seed or another order.
+        """
+        for key, own in (("seed", self._seed), ("shuffle", self._shuffle), ("num_train", len(self._train))):
+            if state[key] != own:
+                raise ConfigError(
+                    key=f"data.{key}",
+                    value=own,
+                    rule=f"the checkpoint was made with {state[key]!r}, so its place in the order means nothing here",
+                    fix="resume with the data settings of the run, or start a new run",
+                )
+        self._epoch, self._index = state["epoch"], state["index"]
+        self._order = self._order_of(self._epoch)
+
+    def _order_of(self, epoch: int) -> list[int]:
+        rows = list(range(len(self._train)))
+        if self._shuffle:
+            random.Random(f"{self._seed}-{epoch}").shuffle(rows)
+        return rows
+
+
+def build_source(data: DataConfig, *, prompt_tokens: PromptTokens) -> TaskSource:
+    """Tasks of files or of a generator, checked.
+
+    Raises:
+        ConfigError: Files and generator both or neither, too many bad rows, or a prompt that is too long.
+    """
+    train, val = _loaded(data)
+    kept_train, overlong_train = _check_lengths(train.tasks, data, prompt_tokens)
+    kept_val, overlong_val = _check_lengths(val.tasks, data, prompt_tokens)
+    if not kept_train:
+        rule = f"leaves no training task: all {len(train.tasks)} prompts are longer"
+        raise ConfigError(key="data.max_prompt_length", value=data.max_prompt_length, rule=rule, fix="raise it")
+    if data.val_max_samples:
+        kept_val = kept_val[: data.val_max_samples]
+    counts = dict(train.bad_row_counts)
+    for reason, count in val.bad_row_counts.items():
+        counts[reason] = counts.get(reason, 0) + count
+    report = SourceReport(
+        num_train=len(kept_train), num_val=len(kept_val), bad_row_counts=counts, num_overlong=overlong_train + overlong_val
+    )
+    return TaskSource(kept_train, kept_val, shuffle=data.shuffle, seed=data.seed, report=report)
+
+
+def _loaded(data: DataConfig) -> tuple[LoadedRows, LoadedRows]:
+    """(training, validation)"""
+    name = data.generator.name
+    if (name is None) == (not data.train_files):
+        rule = "exactly one of data.train_files and data.generator.name must be set"
+        raise ConfigError(key="data.train_files", value=data.train_files, rule=rule, fix="name files, or a generator")
+    if name is not None:
+        generator = build_generator(name)
+        made = (
+            generator.train_tasks(data.generator.num_train, seed=data.generator.seed),
+            generator.val_tasks(data.generator.num_val, seed=data.generator.seed),
+        )
+        return LoadedRows(tasks=tuple(made[0]), bad_rows=()), LoadedRows(tasks=tuple(made[1]), bad_rows=())
+    train = load_rows(data.train_files, prompt_key=data.prompt_key, max_bad_rows=data.max_bad_rows, partition="train")
+    if not data.val_files:
+        return train, LoadedRows(tasks=(), bad_rows=())
+    left = data.max_bad_rows - len(train.bad_rows)
+    return train, load_rows(data.val_files, prompt_key=data.prompt_key, max_bad_rows=left, partition="val")
+
+
+def _check_lengths(tasks: Sequence[Task], data: DataConfig, prompt_tokens: PromptTokens) -> tuple[list[Task], int]:
+    """(tasks that fit, how many do not). Nothing is cut.
+
+    Raises:
+        ConfigError: One does not fit and `data.filter_overlong_prompts` is off.
+    """
+    kept = []
+    for task in tasks:
+        length = prompt_tokens(task)
+        if length <= data.max_prompt_length:
+            kept.append(task)
+        elif not data.filter_overlong_prompts:
+            raise ConfigError(
+                key="data.max_prompt_length",
+                value=data.max_prompt_length,
+                rule=f"the prompt of {task.uid} has {length} tokens",
+                fix=f"set it to at least {length}, or data.filter_overlong_prompts=true to leave such tasks out",
+            )
+    return kept, len(tasks) - len(kept)

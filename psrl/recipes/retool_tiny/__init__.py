@@ -1,0 +1,1 @@
+"""A tiny model learns when to call an interpreter: minutes on two cores."""
