@@ -1,0 +1,27 @@
+# Each target is enough on a fresh machine: it sets up first, and a second run installs nothing.
+.PHONY: train test test-slow lint bench setup
+
+train:
+	@scripts/setup.sh
+	.venv/bin/psrl train retool_tiny
+
+test:
+	@scripts/setup.sh tests
+	.venv/bin/python -m pytest
+
+test-slow:
+	@scripts/setup.sh tests
+	.venv/bin/python -m pytest -m slow
+
+lint:
+	@scripts/setup.sh
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy psrl/types psrl/protocols.py psrl/errors.py psrl/registry.py psrl/telemetry psrl/config psrl/chat psrl/staleness psrl/algorithms
+
+bench:
+	@scripts/setup.sh
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; .venv/bin/python $$file || exit 1; done
+
+setup:
+	@scripts/setup.sh tests
