@@ -215,7 +215,7 @@ class CommandResult:
     exit_code: int | None
     """None when it was killed; then `killed_by` says why."""
     killed_by: str | None = None
-    """`wall_time`, `cpu_time`, `memory`, `output`, `signal:<n>` or None."""
+    """`wall_time`, `cpu_time`, `memory`, `output`, `processes`, `disk`, `signal:<n>`, `sandbox_lost` or None."""
     dropped_output_bytes: int = 0
     queue_s: float = 0.0
     run_s: float = 0.0
@@ -245,6 +245,30 @@ class Sandbox(Protocol):
     @abstractmethod
     async def stop(self) -> None:
         """Remove the place and everything in it; may be called twice."""
+
+
+class ProgramRunner(Protocol):
+    """Runs whole Python programs: each call is stateless, in a fresh process that nothing else shares."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Make the sandboxes. Raises SandboxUnavailableError with the fix when the backend cannot be used."""
+
+    @abstractmethod
+    async def preflight(self) -> None:
+        """Run `print(2+3)`; raises SandboxUnavailableError unless it prints 5."""
+
+    @abstractmethod
+    async def run_program(self, code: str) -> CommandResult:
+        """Run one program to its end or its limit. `queue_s` is the wait for a free sandbox, `run_s` the program's own time.
+
+        Raises:
+            SandboxError: No sandbox could be had; says nothing about the program.
+        """
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End every sandbox; may be called twice."""
 
 
 # ---------------------------------------------------------------- engines and weights

@@ -1,0 +1,376 @@
+"""The process that serves one sandbox from the inside: forks a fresh process for every call and ends its whole tree.
+
+Runs as a script, on the standard library alone (Python 3.9 or newer). With `isolated` it is pid 1 of its own pid namespace: the
+kernel then drops every signal that a program inside sends to it, and `kill(-1)` from here reaches every process
+there is. Being undumpable, it can be neither traced nor read through /proc. Each call gets its own session, pipes, limits
+and no descriptor of the control socket, so a program can print what looks like an answer but never send one.
+
+Invariant: when an answer is sent, no process of the call is left. Frames: two big-endian uint32 (length of a JSON
+header, length of the payload), then both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import importlib
+import json
+import os
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+FRAME = struct.Struct("!II")
+TICK_S = 0.05
+"""How often memory, CPU and process count of the whole tree are summed."""
+OUTPUT_KILL_FACTOR = 256
+"""A program that prints this many times its cap is ended; reading it to its time limit would only burn CPU."""
+MAX_FILES = 20_000
+MAX_FILES_CLEANED = 2_000
+"""More leftovers than this are removed by replacing the sandbox."""
+PRELOADED = (
+    "bisect", "collections", "cmath", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq",
+    "itertools", "math", "operator", "random", "re", "statistics", "string", "textwrap", "typing",
+)  # fmt: skip
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class Collector:
+    """Keeps the head and the tail of a stream and counts what lay between."""
+
+    def __init__(self, fd: int, cap: int) -> None:
+        """Reads from `fd`; keeps at most `cap` bytes beside the line that says how many were dropped."""
+        self.fd = fd
+        self.total = 0
+        self._head_cap = cap // 2
+        self._tail_cap = cap - cap // 2
+        self._head = bytearray()
+        self._tail = bytearray()
+
+    def read(self) -> bool:
+        """Take what is there; False at the end of the stream."""
+        chunk = os.read(self.fd, 65536)
+        self.total += len(chunk)
+        room = self._head_cap - len(self._head)
+        self._head += chunk[:room]
+        self._tail += chunk[room:]
+        if len(self._tail) > 2 * self._tail_cap + 65536:
+            del self._tail[: -self._tail_cap or None]
+        return bool(chunk)
+
+    @property
+    def dropped(self) -> int:
+        """Bytes that are not kept."""
+        return max(0, self.total - self._head_cap - self._tail_cap)
+
+    def kept(self) -> bytes:
+        """Head and tail, with a line between them if anything was dropped."""
+        if not self.dropped:
+            return bytes(self._head + self._tail)
+        tail = self._tail[len(self._tail) - self._tail_cap :]
+        return bytes(self._head) + b"\n[... %d bytes dropped ...]\n" % self.dropped + bytes(tail)
+
+
+class Guest:
+    """One sandbox's server; handles one request at a time."""
+
+    def __init__(
+        self, control: socket.socket, *, is_isolated: bool, work: str, scratch: tuple[str, ...], run_program: Callable[[str], int]
+    ) -> None:
+        """`work` is where programs start; `scratch` are the folders they can write, emptied after each program."""
+        self._control = control
+        self._is_isolated = is_isolated
+        self._work = work
+        self._scratch = scratch
+        self._run_program = run_program
+        self._page = resource.getpagesize()
+        self._ticks = os.sysconf("SC_CLK_TCK")
+
+    def serve(self) -> None:
+        """Consumes requests until the host closes the socket; waits for nothing else between calls."""
+        self._send({"ready": True})
+        answers = {"program": self._call, "command": self._call, "read": self._read, "write": self._write}
+        while True:
+            frame = self._receive(FRAME.size)
+            if frame is None:
+                return
+            header_size, payload_size = FRAME.unpack(frame)
+            header, payload = self._receive(header_size), self._receive(payload_size)
+            if header is None or payload is None:
+                return
+            request = json.loads(header)
+            try:
+                answers[request["op"]](request, payload)
+            except OSError as error:
+                self._send({"errno": error.errno or 5, "message": str(error), "is_suspect": request["op"] in ("program", "command")})
+
+    def _receive(self, size: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < size:
+            chunk = self._control.recv(min(size - len(parts), 1 << 20))
+            if not chunk:
+                return None
+            parts += chunk
+        return bytes(parts)
+
+    def _send(self, header: dict[str, Any], payload: bytes = b"") -> None:
+        encoded = json.dumps(header).encode()
+        self._control.sendall(FRAME.pack(len(encoded), len(payload)) + encoded + payload)
+
+    # ------------------------------------------------------------ files
+
+    def _read(self, request: dict[str, Any], _payload: bytes) -> None:
+        # Opening a FIFO that a program left would block for ever without O_NONBLOCK.
+        fd = os.open(os.path.join(self._work, request["path"]), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(22, "not a regular file")
+            self._send({}, file.read(request["max_bytes"]))
+
+    def _write(self, request: dict[str, Any], payload: bytes) -> None:
+        path = os.path.join(self._work, request["path"])
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        with os.fdopen(fd, "wb") as file:
+            file.write(payload)
+        self._send({})
+
+    # ------------------------------------------------------------ calls
+
+    def _call(self, request: dict[str, Any], payload: bytes) -> None:
+        limits = request["limits"]
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        err_cap = limits["output_bytes"] // 4
+        out, err = Collector(out_read, limits["output_bytes"] - err_cap), Collector(err_read, err_cap)
+        started = time.monotonic()
+        pid = os.fork()
+        if pid == 0:
+            self._run_child(request, payload, out_write, err_write)
+        os.close(out_write)
+        os.close(err_write)
+        killed_by = self._supervise(pid, (out, err), limits, started)
+        status, cpu_s = self._end_tree(pid)
+        for stream in (out, err):
+            while stream.read():
+                pass
+            os.close(stream.fd)
+        run_s = time.monotonic() - started
+        exit_code = None
+        if killed_by is None and os.WIFEXITED(status):
+            exit_code = os.WEXITSTATUS(status)
+        elif killed_by is None:
+            number = os.WTERMSIG(status)
+            is_cpu = number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= limits["cpu_s"])
+            killed_by = "cpu_time" if is_cpu else f"signal:{number}"
+        is_suspect = request["op"] == "program" and not self._clean()
+        stdout, stderr = out.kept(), err.kept()
+        answer = {
+            "exit_code": exit_code, "killed_by": killed_by, "dropped": out.dropped + err.dropped, "run_s": run_s,
+            "stdout_size": len(stdout), "is_suspect": is_suspect,
+        }  # fmt: skip
+        self._send(answer, stdout + stderr)
+
+    def _supervise(self, pid: int, streams: tuple[Collector, ...], limits: dict[str, Any], started: float) -> str | None:
+        """Read output until the program ends (None) or breaks a limit (its name)."""
+        deadline = started + limits["wall_s"]
+        next_check = started + TICK_S
+        baseline = self._private_bytes(os.getpid())
+        pidfd = os.pidfd_open(pid)
+        with selectors.DefaultSelector() as selector:
+            selector.register(pidfd, selectors.EVENT_READ)
+            for stream in streams:
+                selector.register(stream.fd, selectors.EVENT_READ, stream)
+            try:
+                while True:
+                    now = time.monotonic()
+                    ready = selector.select(max(0.0, min(next_check, deadline) - now))
+                    for key, _ in ready:
+                        if key.fd == pidfd:
+                            return None
+                        if not key.data.read():
+                            selector.unregister(key.fd)
+                    now = time.monotonic()
+                    if now >= deadline:
+                        return "wall_time"
+                    if sum(stream.total for stream in streams) > OUTPUT_KILL_FACTOR * limits["output_bytes"]:
+                        return "output"
+                    if now >= next_check:
+                        next_check = now + TICK_S
+                        broken = self._broken_limit(limits, baseline)
+                        if broken is not None:
+                            return broken
+            finally:
+                os.close(pidfd)
+
+    def _broken_limit(self, limits: dict[str, Any], baseline: int) -> str | None:
+        tree = self._tree()
+        if len(tree) > limits["num_processes"] + 1:
+            return "processes"
+        if sum(cpu_s for cpu_s in tree.values()) > limits["cpu_s"]:
+            return "cpu_time"
+        if sum(max(0, self._private_bytes(pid) - baseline) for pid in tree) > limits["memory_bytes"]:
+            return "memory"
+        if self._is_isolated and any(self._num_files(folder) > MAX_FILES for folder in self._scratch):
+            return "disk"
+        return None
+
+    def _tree(self) -> dict[int, float]:
+        """CPU seconds of every process of the call by pid."""
+        parents, cpu = {}, {}
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b") ")[2].split()
+            except OSError:  # it ended since the listing
+                continue
+            parents[int(name)] = int(fields[1])
+            cpu[int(name)] = (int(fields[11]) + int(fields[12])) / self._ticks
+        if self._is_isolated:
+            return cpu
+        mine, grown = {os.getpid()}, True
+        while grown:
+            found = {pid for pid, parent in parents.items() if parent in mine} - mine
+            mine |= found
+            grown = bool(found)
+        return {pid: cpu[pid] for pid in mine if pid in cpu}
+
+    def _private_bytes(self, pid: int) -> int:
+        try:
+            with open(f"/proc/{pid}/statm", "rb") as file:
+                _, resident, shared, *_ = file.read().split()
+        except OSError:  # it ended
+            return 0
+        return (int(resident) - int(shared)) * self._page
+
+    def _num_files(self, folder: str) -> int:
+        usage = os.statvfs(folder)
+        return usage.f_files - usage.f_ffree
+
+    def _end_tree(self, pid: int) -> tuple[int, float]:
+        """Kill and reap every process of the call: wait status and CPU seconds of the first one."""
+        status, cpu_s = 0, 0.0
+        while True:
+            try:
+                ended, ended_status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return status, cpu_s
+            if ended == pid:
+                status, cpu_s = ended_status, usage.ru_utime + usage.ru_stime
+            elif ended == 0 and self._is_isolated:
+                self._kill(-1)
+                time.sleep(0.0005)
+            elif ended == 0:  # a plain tree may fork while it is walked: again, until nothing is left
+                for member in self._tree():
+                    self._kill(member)
+                time.sleep(0.0005)
+
+    def _kill(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+    def _clean(self) -> bool:
+        """Empty the scratch folders; False if that cannot be done, and the sandbox must be replaced."""
+        for folder in self._scratch:
+            try:
+                os.chmod(folder, 0o700)
+                if self._is_isolated and self._num_files(folder) > MAX_FILES_CLEANED:
+                    return False
+                with os.scandir(folder) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            shutil.rmtree(entry.path)
+                        else:
+                            os.unlink(entry.path)
+            except (OSError, RecursionError):
+                return False
+        return True
+
+    # ------------------------------------------------------------ the child
+
+    def _run_child(self, request: dict[str, Any], payload: bytes, out_write: int, err_write: int) -> None:
+        """Never returns. In the fork: give up everything that is the guest's, then be the program."""
+        try:
+            stdin = os.open(os.devnull, os.O_RDONLY)
+            if request["op"] == "command" and payload:
+                with tempfile.TemporaryFile(dir=self._work) as file:
+                    file.write(payload)
+                    file.flush()
+                    os.dup2(file.fileno(), stdin)
+                os.lseek(stdin, 0, os.SEEK_SET)
+            os.setsid()
+            for target, fd in enumerate((stdin, out_write, err_write)):
+                os.dup2(fd, target)
+            os.closerange(3, 65536)
+            LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+            if not self._is_isolated:
+                LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            os.chdir(self._work)
+            self._limit(request["limits"])
+            if request["op"] == "program":
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                os._exit(self._run_program(payload.decode("utf-8", "surrogatepass")))
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            argv = request["argv"]
+            try:
+                os.execvpe(argv[0], argv, {**os.environ, **request["env"]})
+            except OSError as error:
+                os.write(2, f"cannot run {argv[0]}: {error.strerror}\n".encode())
+                os._exit(127)
+        finally:  # the fork must not go on as a second guest, whatever failed
+            os._exit(1)
+
+    def _limit(self, limits: dict[str, Any]) -> None:
+        cpu_s = max(1, -(-limits["cpu_s"] // 1))
+        bounds = {
+            resource.RLIMIT_AS: limits["memory_bytes"], resource.RLIMIT_FSIZE: limits["disk_bytes"],
+            resource.RLIMIT_NOFILE: 256, resource.RLIMIT_CORE: 0,
+        }  # fmt: skip
+        if self._is_isolated:  # elsewhere the count is of all processes of the user
+            bounds[resource.RLIMIT_NPROC] = limits["num_processes"] + 1
+        for kind, bound in bounds.items():
+            resource.setrlimit(kind, (bound, bound))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s) + 1))
+
+
+def main() -> None:
+    """Take the control socket from descriptor 0 and serve. Arguments: `isolated` or `shared`, the work folder, scratch folders."""
+    mode, work, *scratch = sys.argv[1:]
+    control = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.close(null)
+    LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if mode == "shared":
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # The kernel protects pid 1 only from signals that it does not handle, and Python handles this one.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    # Beside this file, which is not in a package inside the sandbox.
+    run_program: Callable[[str], int] = importlib.import_module("guest_interpreter").run_program
+    # A program sees its own modules only, not this folder.
+    del sys.path[0]
+    for name in PRELOADED:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    Guest(control, is_isolated=mode == "isolated", work=work, scratch=tuple(scratch), run_program=run_program).serve()
+
+
+if __name__ == "__main__":
+    main()

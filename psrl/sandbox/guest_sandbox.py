@@ -1,0 +1,232 @@
+"""The host's side of one sandbox: starts its guest, exchanges frames with it, and kills it when it does not answer.
+
+Invariant: a sandbox whose exchange did not come to its end (time, cancellation, broken frame) is dead afterwards and is never used
+again. Subclasses say only which command makes the place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from psrl.errors import SandboxError, SandboxUnavailableError
+from psrl.protocols import CommandResult, SandboxLimits
+
+FRAME = struct.Struct("!II")
+GUEST_FILES = ("guest.py", "guest_interpreter.py")
+START_TIMEOUT_S = 30.0
+"""Generous: a machine whose cores all train still starts a Python in it."""
+ANSWER_GRACE_S = 5.0
+"""The guest ends a program at its wall time; a guest that is this late is itself in trouble."""
+MAX_HEADER_BYTES = 65536
+LABEL_VARIABLE = "PSRL_SANDBOX"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GuestCommand:
+    """How to start a guest."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    user: int | None = None
+    """Uid and gid to drop to first; None keeps the worker's."""
+    pass_fds: tuple[int, ...] = ()
+    """Open files that argv names; closed here once the guest has started."""
+
+
+def guest_source(name: str) -> bytes:
+    """The text of one of GUEST_FILES."""
+    return (Path(__file__).parent / name).read_bytes()
+
+
+class GuestSandbox(ABC):
+    """A `Sandbox` that a guest process serves. One call at a time; callers beyond that wait."""
+
+    def __init__(self, *, label: str, limits: SandboxLimits) -> None:
+        """`label` marks what belongs to this worker (see reaper.py); `limits` are the defaults of `run`."""
+        self.label = label
+        self.limits = limits
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._turn = asyncio.Lock()
+
+    @abstractmethod
+    def _command(self) -> GuestCommand:
+        """Make what the guest needs and say how to start it."""
+
+    def _remove(self) -> None:
+        """Remove what `_command` made; may be called twice."""
+        return
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a call can be made."""
+        return self._socket is not None and self._process is not None and self._process.poll() is None
+
+    async def start(self) -> None:
+        """Start the guest and wait until it is ready; SandboxUnavailableError with its last words if it never is."""
+        if self.is_alive:
+            return
+        command = self._command()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        try:
+            self._process = subprocess.Popen(  # noqa: ASYNC220  # on this thread: the kernel ends the child when its parent thread ends
+                command.argv,
+                env=command.env,
+                cwd=command.cwd,
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=command.pass_fds,
+                user=command.user,
+                group=command.user,
+                extra_groups=None if command.user is None else (),
+            )
+        except OSError as error:
+            ours.close()
+            self._remove()
+            raise SandboxUnavailableError(f"cannot start {command.argv[0]}: {error}. Fix: {self._fix()}") from error
+        finally:
+            theirs.close()
+            for fd in command.pass_fds:
+                os.close(fd)
+        self._socket = ours
+        try:
+            header, _ = await self._exchange(None, b"", timeout_s=START_TIMEOUT_S)
+            assert header == {"ready": True}, f"guest said {header}"
+        except SandboxError as error:
+            words = await asyncio.to_thread(self._last_words)
+            await self.stop()
+            raise SandboxUnavailableError(f"sandbox did not start ({error}): {words}. Fix: {self._fix()}") from error
+
+    def _fix(self) -> str:
+        return "install a Python 3.9 or newer that every user may run"
+
+    async def run(
+        self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, limits: SandboxLimits | None = None
+    ) -> CommandResult:
+        """Run a program to its end or its limit; a command that does not exist exits with 127."""
+        return await self._call({"op": "command", "argv": list(argv), "env": dict(env or {})}, stdin, limits or self.limits)
+
+    async def run_program(self, code: str) -> CommandResult:
+        """Run Python source in a fresh fork of the warm guest; afterwards the scratch folders are empty."""
+        return await self._call({"op": "program"}, code.encode("utf-8", "surrogatepass"), self.limits)
+
+    async def read(self, path: str) -> bytes:
+        """A regular file inside, at most `disk_bytes` of it; OSError as `open` would raise it."""
+        _, payload = await self._exchange({"op": "read", "path": path, "max_bytes": self.limits.disk_bytes}, b"", timeout_s=START_TIMEOUT_S)
+        return payload
+
+    async def write(self, path: str, content: bytes) -> None:
+        """Make or replace a file inside, its folders included; OSError as `open` would raise it."""
+        await self._exchange({"op": "write", "path": path}, content, timeout_s=START_TIMEOUT_S)
+
+    async def stop(self) -> None:
+        """Kill the guest with all that runs inside and remove the place; may be called twice."""
+        self._kill()
+        if self._process is not None:
+            process, self._process = self._process, None
+            await asyncio.to_thread(process.wait, ANSWER_GRACE_S)
+            if process.stderr is not None:
+                process.stderr.close()
+        self._remove()
+
+    # ------------------------------------------------------------ frames
+
+    async def _call(self, request: dict[str, Any], payload: bytes, limits: SandboxLimits) -> CommandResult:
+        request["limits"] = asdict(limits)
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        try:
+            header, output = await self._exchange(request, payload, timeout_s=limits.wall_s + ANSWER_GRACE_S)
+        except TimeoutError:
+            return CommandResult(stdout=b"", stderr=b"", exit_code=None, killed_by="wall_time", run_s=clock() - started)
+        if header["is_suspect"]:
+            self._kill()
+        if "exit_code" not in header:
+            raise SandboxError(f"the guest could not make a process: {header['message']}")
+        split = header["stdout_size"]
+        return CommandResult(
+            stdout=output[:split],
+            stderr=output[split:],
+            exit_code=header["exit_code"],
+            killed_by=header["killed_by"],
+            dropped_output_bytes=header["dropped"],
+            run_s=header["run_s"],
+        )
+
+    async def _exchange(self, request: dict[str, Any] | None, payload: bytes, *, timeout_s: float) -> tuple[dict[str, Any], bytes]:
+        """Send one request (None: only wait) and receive its answer.
+
+        Raises:
+            TimeoutError: No answer in time; the sandbox is dead.
+            SandboxError: The guest is dead or broke the frames; the sandbox is dead.
+            OSError: The guest says that the file operation failed.
+        """
+        async with self._turn:
+            if not self.is_alive:
+                raise SandboxError("the sandbox is not running")
+            is_complete = False
+            try:
+                async with asyncio.timeout(timeout_s):
+                    if request is not None:
+                        encoded = json.dumps(request).encode()
+                        await self._loop_send(FRAME.pack(len(encoded), len(payload)) + encoded + payload)
+                    header_size, payload_size = FRAME.unpack(await self._receive(FRAME.size))
+                    if header_size > MAX_HEADER_BYTES or payload_size > self._max_payload():
+                        raise SandboxError(f"the guest sent a frame of {header_size} + {payload_size} bytes")
+                    header = json.loads(await self._receive(header_size))
+                    answer = await self._receive(payload_size)
+                is_complete = True
+            except (ConnectionError, ValueError) as error:
+                raise SandboxError(f"the guest broke off: {error}") from error
+            finally:
+                if not is_complete:
+                    self._kill()
+        if "errno" in header and not header["is_suspect"]:
+            raise OSError(header["errno"], header["message"])
+        return header, answer
+
+    def _max_payload(self) -> int:
+        return max(self.limits.disk_bytes, self.limits.output_bytes) + 65536
+
+    async def _loop_send(self, frame: bytes) -> None:
+        assert self._socket is not None, "checked by _exchange"
+        await asyncio.get_running_loop().sock_sendall(self._socket, frame)
+
+    async def _receive(self, size: int) -> bytes:
+        assert self._socket is not None, "checked by _exchange"
+        parts = bytearray()
+        while len(parts) < size:
+            chunk = await asyncio.get_running_loop().sock_recv(self._socket, min(size - len(parts), 1 << 20))
+            if not chunk:
+                raise SandboxError("the guest is gone")
+            parts += chunk
+        return bytes(parts)
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _last_words(self) -> str:
+        assert self._process is not None, "only asked after a start"
+        assert self._process.stderr is not None, "started with a pipe"
+        self._process.wait(ANSWER_GRACE_S)
+        os.set_blocking(self._process.stderr.fileno(), False)
+        words = self._process.stderr.read() or b""
+        return words.decode("utf-8", "replace").strip()[-2000:] or "it said nothing"

@@ -1,0 +1,37 @@
+"""Sandbox without isolation: an ordinary child process in a temporary folder. Only for code that is trusted.
+
+Wall time, CPU, memory, file size and output are bounded as everywhere; the network and the host's files are open, and the number of
+processes and the disk are watched rather than held by the kernel.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from psrl.sandbox.guest_sandbox import LABEL_VARIABLE, GuestCommand, GuestSandbox
+from psrl.sandbox.reaper import FOLDER_PREFIX
+
+
+class ProcessSandbox(GuestSandbox):
+    """Chosen by name only (`sandbox.backend=process`)."""
+
+    _folder: str | None = None
+
+    def _command(self) -> GuestCommand:
+        self._remove()
+        self._folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{self.label}-")
+        guest = Path(__file__).parent / "guest.py"
+        env = {"PATH": "/usr/bin:/bin", "HOME": self._folder, "TMPDIR": self._folder, "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
+        return GuestCommand(
+            argv=(sys.executable, "-E", "-s", "-B", str(guest), "shared", self._folder, self._folder),
+            env={**env, LABEL_VARIABLE: self.label},
+            cwd=self._folder,
+        )
+
+    def _remove(self) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None

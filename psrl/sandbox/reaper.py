@@ -1,0 +1,99 @@
+"""Finds and removes what a dead worker left: processes and temporary folders that carry its label.
+
+The first line of defence is the kernel (children die with their worker); this one counts that nothing is left. A label names
+the run, the pid namespace, and the worker by pid and start time, so a live worker's sandboxes and those of another
+container that shares /tmp are never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER_PREFIX = "psrl-sandbox-"
+LABEL = re.compile(rb"(?:PSRL_SANDBOX[=\0]|psrl-sandbox-)(\w+\.\d+\.\d+\.\d+)")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Leftovers:
+    """What carries the label of a worker that is dead."""
+
+    pids: tuple[int, ...]
+    folders: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """0 when everything is clean."""
+        return len(self.pids) + len(self.folders)
+
+
+def worker_label(run: str) -> str:
+    """The label of what this process starts for `run`."""
+    return ".".join((re.sub(r"\W", "_", run), str(_pid_namespace()), str(os.getpid()), str(_start_ticks(os.getpid()))))
+
+
+def find_leftovers(run: str | None = None) -> Leftovers:
+    """Processes and folders whose worker is dead; of one run, or of every run of this machine."""
+    pids = [pid for pid, label in labelled_processes().items() if _is_orphan(label, run)]
+    folders = []
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        found = LABEL.search(os.fsencode(path.name))
+        if found and _is_orphan(found[1].decode(), run):
+            folders.append(str(path))
+    return Leftovers(pids=tuple(pids), folders=tuple(folders))
+
+
+def reap(run: str | None = None) -> Leftovers:
+    """Remove the leftovers; returns what was removed."""
+    found = find_leftovers(run)
+    for pid in found.pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:  # it ended since the listing
+            continue
+    for folder in found.folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
+
+
+def labelled_processes() -> dict[int, str]:
+    """Label by pid of every process that psrl started for a sandbox and that has not ended."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        text = b""
+        # The guest's environment is closed to ordinary users, its command line is not.
+        for name in ("cmdline", "environ"):
+            try:
+                text += (entry / name).read_bytes() + b"\0"
+            except OSError:  # ended, or another user's
+                continue
+        match = LABEL.search(text)
+        if match:
+            found[int(entry.name)] = match[1].decode()
+    return found
+
+
+def _is_orphan(label: str, run: str | None) -> bool:
+    owner_run, namespace, pid, start = label.split(".")
+    if run is not None and owner_run != re.sub(r"\W", "_", run):
+        return False
+    return int(namespace) == _pid_namespace() and _start_ticks(int(pid)) != int(start)
+
+
+def _pid_namespace() -> int:
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _start_ticks(pid: int) -> int | None:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+    except OSError:  # no such process
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
