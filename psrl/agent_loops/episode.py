@@ -1,7 +1,7 @@
 """From a task and a ticket to an episode with its score; many at once.
 
-Invariant: every call of `EpisodePool.run` ends in exactly one of an Episode or a cancellation, and the counters add up to the
-number of calls.
+Invariant: every call of `EpisodeRunner.run` ends in exactly one of an Episode or a cancellation, and `num_by_outcome` adds up to
+the number of calls.
 """
 
 from __future__ import annotations
