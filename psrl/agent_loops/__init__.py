@@ -2,7 +2,7 @@
 
 from psrl.agent_loops import generate, multi_turn
 from psrl.agent_loops.base import LoopParts, agent_loops, build_agent_loop, register_agent_loop
-from psrl.agent_loops.episode import EpisodePool, EpisodeRunner
+from psrl.agent_loops.runner import EpisodePool, EpisodeRunner
 
 __all__ = [
     "EpisodePool",
