@@ -226,13 +226,18 @@ def _check_reward(config: Config) -> None:
     if reward.name != "custom":
         keys = ["custom_reward_function.path", "custom_reward_function.name"]
         _refuse_dead(config, keys, because=f"reward.name={reward.name}", fix="set reward.name=custom")
-    if not reward.overlong_buffer.enable:
-        keys = ["reward.overlong_buffer.len", "reward.overlong_buffer.penalty_factor"]
-        _refuse_dead(config, keys, because="reward.overlong_buffer.enable=false", fix="set reward.overlong_buffer.enable=true")
+    buffer, key = reward.overlong_buffer, "reward.overlong_buffer"
+    if not buffer.enable:
+        keys = [f"{key}.{leaf.key}" for leaf in leaves_of(type(buffer)) if leaf.key != "enable"]
+        _refuse_dead(config, keys, because=f"{key}.enable=false", fix=f"set {key}.enable=true")
+        return
     length = config.gen_actor_rollout_ref.rollout.response_length
-    if reward.overlong_buffer.enable and reward.overlong_buffer.len > length:
-        rule = f"is longer than {GEN}.response_length={length}: every episode would be punished"
-        _refuse(config, "reward.overlong_buffer.len", rule, f"set reward.overlong_buffer.len={max(1, length // 4)}")
+    if buffer.max_sampled_tokens > length:
+        rule = f"is never reached: no episode is longer than {GEN}.response_length={length}"
+        _refuse(config, f"{key}.max_sampled_tokens", rule, f"set {key}.max_sampled_tokens={length} or less")
+    if buffer.len >= buffer.max_sampled_tokens:
+        rule = f"is not less than {key}.max_sampled_tokens={buffer.max_sampled_tokens}: every episode would be punished"
+        _refuse(config, f"{key}.len", rule, f"set {key}.len={max(1, buffer.max_sampled_tokens // 4)}")
 
 
 def _check_trainer(config: Config) -> None:
@@ -321,11 +326,9 @@ def _check_model_files(config: Config) -> None:
 def _require_model_folder(key: str, path: str) -> None:
     folder = Path(path)
     if not folder.is_dir():
-        _missing(key, path, "a folder with config.json and weights, or with a GGUF file")
-    if not (folder / "config.json").is_file() and not any(folder.glob("*.gguf")):
-        raise ConfigError(
-            key=key, value=path, rule="holds neither config.json nor a GGUF file", fix="name the folder of a Hugging Face model"
-        )
+        _missing(key, path, "a folder with config.json and weights")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(key=key, value=path, rule="holds no config.json", fix="name the folder of a Hugging Face model")
 
 
 def _require_file(key: str, path: str) -> None:

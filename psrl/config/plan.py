@@ -281,7 +281,7 @@ def _check_cores(plan: Plan) -> None:
         needed = process.count * process.num_cores
         if needed > plan.machine.num_cores:
             key = "trainer.num_workers" if process.role == "train worker" else "gen_actor_rollout_ref.rollout.num_replicas"
-            rule = f"{process.count} x {process.role} with {process.num_cores} threads needs {needed} cores; there are {plan.machine.num_cores}"
+            rule = f"{process.count} x {process.role} of {process.num_cores} threads needs {needed} cores of {plan.machine.num_cores}"
             fix = f"set {key} to at most {max(1, plan.machine.num_cores // process.num_cores)}, or num_threads of that section lower"
             raise ConfigError(key=key, value=process.count, rule=rule, fix=fix)
 

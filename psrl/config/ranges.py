@@ -98,6 +98,7 @@ BOUNDS: dict[str, Bounds] = {
     "reward.timeout_s": SECONDS,
     "reward.overlong_buffer.len": COUNT,
     "reward.overlong_buffer.penalty_factor": POSITIVE,
+    "reward.overlong_buffer.max_sampled_tokens": COUNT,
     "algorithm.filter_groups.max_num_gen_batches": COUNT,
     "psrl.staleness": NOT_NEGATIVE,
     "psrl.rollout_n": COUNT,

@@ -1,0 +1,5 @@
+"""`python -m psrl` is the `psrl` program."""
+
+from psrl.cli.main import main
+
+main()

@@ -1,0 +1,96 @@
+"""The plan of processes: what each must hold, and plans that a machine cannot hold."""
+
+import json
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from config_files import write_recipe
+
+from psrl.config.load import load_config
+from psrl.config.plan import Machine, ModelSize, kv_cache_bytes, make_plan, read_machine, read_model_size
+from psrl.errors import ConfigError
+
+LAPTOP = Machine(num_cores=2, memory_bytes=16 * 2**30)
+
+
+def plan_of(tmp_path, overrides=(), machine=LAPTOP):
+    return make_plan(load_config(str(write_recipe(tmp_path)), overrides), machine)
+
+
+def process(plan, role):
+    return next(each for each in plan.processes if each.role == role)
+
+
+def test_the_kv_cache_holds_keys_and_values_of_every_slot():
+    size = ModelSize(num_parameters=1, num_layers=2, num_kv_heads=2, head_dim=8, vocab_size=10, hidden_size=16)
+    # 2 (keys, values) x 2 layers x 2 heads x 8 numbers x 4 slots x 100 tokens x 4 bytes.
+    assert kv_cache_bytes(size, num_slots=4, num_tokens=100, dtype="float32") == 102_400
+    assert kv_cache_bytes(size, num_slots=4, num_tokens=100, dtype="bfloat16") == 51_200
+
+
+def test_parameters_are_counted_from_the_headers_of_safetensors_files(tmp_path):
+    write_recipe(tmp_path)
+    header = {"__metadata__": {"format": "pt"}, "a": {"dtype": "F32", "shape": [100, 32], "data_offsets": [0, 12800]}}
+    header["b"] = {"dtype": "F32", "shape": [7], "data_offsets": [12800, 12828]}
+    raw = json.dumps(header).encode()
+    (tmp_path / "model" / "model.safetensors").write_bytes(struct.pack("<Q", len(raw)) + raw + bytes(12828))
+    assert read_model_size(str(tmp_path / "model")).num_parameters == 100 * 32 + 7
+
+
+def test_every_kind_of_process_is_in_the_plan(tmp_path):
+    plan = plan_of(tmp_path, ["transfer_queue.num_data_storage_units=2", "sandbox.num_workers=3"])
+    counts = {each.role: each.count for each in plan.processes}
+    assert counts == {"controller": 1, "train worker": 1, "torch engine": 1, "agent worker": 1, "sandbox": 3, "TransferQueue": 3}
+    assert plan.num_processes == 10
+    assert plan.memory_bytes == sum(each.count * each.memory_bytes for each in plan.processes)
+
+
+def test_threads_of_zero_share_the_cores(tmp_path):
+    eight = Machine(num_cores=8, memory_bytes=64 * 2**30)
+    plan = plan_of(tmp_path, ["trainer.num_workers=2", "gen_actor_rollout_ref.rollout.num_replicas=4"], eight)
+    assert process(plan, "train worker").num_cores == 4
+    assert process(plan, "torch engine").num_cores == 2
+
+
+def test_more_ranks_than_cores_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"trainer.num_workers=3.*3 cores of 2.*at most 2"):
+        plan_of(tmp_path, ["trainer.num_workers=3"])
+
+
+def test_more_threads_than_cores_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="num_threads"):
+        plan_of(tmp_path, ["gen_actor_rollout_ref.rollout.num_threads=4"])
+
+
+def test_a_kv_cache_that_does_not_fit_is_refused_with_its_setting(tmp_path):
+    with pytest.raises(ConfigError) as info:
+        plan_of(tmp_path, ["gen_actor_rollout_ref.rollout.max_num_seqs=1000000"])
+    assert info.value.key == "gen_actor_rollout_ref.rollout.max_num_seqs"
+    assert "KV cache" in info.value.rule
+
+
+def test_a_machine_too_small_for_the_libraries_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="GiB"):
+        plan_of(tmp_path, machine=Machine(num_cores=2, memory_bytes=2**30))
+
+
+def test_cuda_without_a_gpu_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="trainer.device=cpu"):
+        plan_of(tmp_path, ["trainer.device=cuda"])
+
+
+def test_a_model_without_sizes_is_refused(tmp_path):
+    config = load_config(str(write_recipe(tmp_path)))
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="num_hidden_layers"):
+        make_plan(config, LAPTOP)
+
+
+def test_this_machine_has_cores_and_memory():
+    machine = read_machine()
+    assert machine.num_cores >= 1
+    assert machine.memory_bytes > 2**28
