@@ -69,7 +69,7 @@ class _Plot:
     low: float | None = None
     high: float | None = None
     note: str = ""
-    is_news: bool = False
+    is_quiet_at_zero: bool = False
     """Said in one line, not drawn, while it is zero at every step."""
 
 
@@ -78,19 +78,19 @@ _PLOTS = (
           unit="%", low=0, high=1),
     _Plot(title="Training reward", metrics=(("mean", REWARD_MEAN),), note="mean over the step's judged episodes"),
     _Plot(title="Training accuracy", metrics=(("mean", ACCURACY_MEAN),), unit="%", low=0, high=1),
-    _Plot(title="Tool rate", metrics=(("training", TOOL_RATE), ("validation", VAL_TOOL_RATE)), unit="%", low=0, high=1, is_news=True,
-          note="share of episodes that call a tool"),
+    _Plot(title="Tool rate", metrics=(("training", TOOL_RATE), ("validation", VAL_TOOL_RATE)), unit="%", low=0, high=1,
+          is_quiet_at_zero=True, note="share of episodes that call a tool"),
     _Plot(title="Turns per episode", metrics=(("mean", TURNS_MEAN),)),
-    _Plot(title="Failed tool calls per episode", metrics=(("mean", TOOL_ERRORS_MEAN),), low=0, is_news=True),
+    _Plot(title="Failed tool calls per episode", metrics=(("mean", TOOL_ERRORS_MEAN),), low=0, is_quiet_at_zero=True),
     _Plot(title="Response length", metrics=(("mean", SAMPLED_TOKENS_MEAN),), note="sampled tokens per episode"),
     _Plot(title="Generation speed", metrics=(("tokens/s", GENERATION_TOKENS_PER_SECOND),), low=0),
     _Plot(title="Entropy", metrics=(("nats per token", TRAIN_ENTROPY),), low=0),
     _Plot(title="Logprob gap", metrics=(("max", TRAIN_LOGPROB_GAP_MAX), ("mean", TRAIN_LOGPROB_GAP_MEAN)), low=0,
           note="engine against trainer, same token, same weights"),
     _Plot(title="Gradient norm", metrics=(("before clipping", TRAIN_GRAD_NORM),), low=0),
-    _Plot(title="Clipped ratio", metrics=(("share of tokens", TRAIN_CLIP_FRACTION),), unit="%", low=0, is_news=True),
-    _Plot(title="Staleness", metrics=(("max versions", STALENESS_VERSION_GAP_MAX),), low=0, is_news=True),
-    _Plot(title="Infrastructure errors", metrics=(("share of episodes", ERRORS_INFRA_RATE),), unit="%", low=0, is_news=True),
+    _Plot(title="Clipped ratio", metrics=(("share of tokens", TRAIN_CLIP_FRACTION),), unit="%", low=0, is_quiet_at_zero=True),
+    _Plot(title="Staleness", metrics=(("max versions", STALENESS_VERSION_GAP_MAX),), low=0, is_quiet_at_zero=True),
+    _Plot(title="Infrastructure errors", metrics=(("share of episodes", ERRORS_INFRA_RATE),), unit="%", low=0, is_quiet_at_zero=True),
 )  # fmt: skip
 
 _SUMMARY_KEYS = (
@@ -149,7 +149,7 @@ def write_report(
     """
     folders = [run_folder] if compare is None else [run_folder, compare]
     runs = [_load(folder, label) for folder, label in zip(folders, labels or _labels(folders), strict=False)]
-    script = re.search(r"<script>(.*?)</script>", template := _TEMPLATE.read_text(), re.DOTALL)
+    script = re.search(r"<script>(.*?)</script>", template := _TEMPLATE.read_text(encoding="utf-8"), re.DOTALL)
     assert script, "the template has no script"
     page = Template(template).substitute(
         script_hash=base64.b64encode(hashlib.sha256(script[1].encode()).digest()).decode(),
@@ -173,7 +173,7 @@ def _labels(folders: Sequence[RunFolder]) -> list[str]:
 
 
 def _load(folder: RunFolder, label: str) -> _Run:
-    config_text = folder.config.read_text() if folder.config.exists() else ""
+    config_text = folder.config.read_text(encoding="utf-8") if folder.config.exists() else ""
     return _Run(label=label, folder=folder, steps=read_metrics(folder.metrics), config_text=config_text)
 
 
@@ -232,7 +232,7 @@ def _plot_html(plot: _Plot, runs: Sequence[_Run]) -> str:
             text = (run.label if len(plot.metrics) == 1 else f"{run.label}, {label}") if several else label
             colour, is_dashed = (run_index, index > 0) if several else (index, False)
             series.append(Series(label=text, points=curve(run.steps, name), colour=colour, is_dashed=is_dashed))
-    if plot.is_news and not any(value for line in series for _, value in line.points):
+    if plot.is_quiet_at_zero and not any(value for line in series for _, value in line.points):
         return ""
     return chart_html(Chart(title=plot.title, series=series, note=plot.note, unit=plot.unit, low=plot.low, high=plot.high))
 
@@ -241,7 +241,7 @@ def _quiet_line(runs: Sequence[_Run]) -> str:
     titles = []
     for plot in _PLOTS:
         values = [value for run in runs for _, name in plot.metrics for _, value in curve(run.steps, name)]
-        if plot.is_news and values and not any(values):
+        if plot.is_quiet_at_zero and values and not any(values):
             titles.append(plot.title.lower())
     return f"Zero at every step: {', '.join(titles)}." if titles else ""
 
