@@ -17,6 +17,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.padding import Padding
 from rich.rule import Rule
+from rich.segment import SegmentLines
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
@@ -95,6 +96,8 @@ class LiveDisplay:
         self._activity = ""
         self._activity_since = self._started
         self._live: Live | None = None
+        self._num_changes = 0
+        self._laid_out: tuple[tuple[int, int, int], SegmentLines, SegmentLines] | None = None
 
     @property
     def is_drawn(self) -> bool:
@@ -124,6 +127,7 @@ class LiveDisplay:
         self._rows.append((step, dict(metrics)))
         if REWARD_MEAN in metrics:
             self._rewards.append(metrics[REWARD_MEAN])
+        self._num_changes += 1
         if not self.is_drawn:
             self._write(step_line(metrics, step))
 
@@ -131,6 +135,7 @@ class LiveDisplay:
         """A validation is done."""
         self._last_validation = (step, dict(metrics))
         self._first_validation = self._first_validation or self._last_validation
+        self._num_changes += 1
         if not self.is_drawn:
             self._write(validation_line(metrics, step))
 
@@ -161,16 +166,27 @@ class LiveDisplay:
     # ------------------------------------------------------------ drawing (rich's thread; reads only)
 
     def _draw(self) -> RenderableType:
-        parts: list[RenderableType] = [self._header(), self._progress(), Text()]
-        if self._rows:
-            parts += [self._steps(), self._legend(), Text()]
-        summary = self._summary()
-        if summary.row_count:
-            parts.append(summary)
+        header, body = self._unmoved()
+        parts: list[RenderableType] = [header, self._progress(), Text(), body]
         if self._activity and self._live is not None:
             self._spinner.update(text=self._activity_text())
             parts += [Text(), self._spinner]
         return Padding(Group(*parts), (1, 1, 0, 1))
+
+    def _unmoved(self) -> tuple[SegmentLines, SegmentLines]:
+        """What only changes with a step or the screen's size, laid out once: most of the cost of a drawing."""
+        key = (self._num_changes, self._console.width, self._console.height)
+        if self._laid_out is None or self._laid_out[0] != key:
+            body: list[RenderableType] = [self._steps(), self._legend(), Text()] if self._rows else []
+            summary = self._summary()
+            if summary.row_count:
+                body.append(summary)
+            self._laid_out = (key, self._lines_of(self._header()), self._lines_of(Group(*body)))
+        return self._laid_out[1:]
+
+    def _lines_of(self, part: RenderableType) -> SegmentLines:
+        options = self._console.options.update_width(max(1, self._console.width - 2))
+        return SegmentLines(self._console.render_lines(part, options, pad=False), new_lines=True)
 
     def _header(self) -> RenderableType:
         title = Text.assemble((" psrl ", "bold black on cyan"), " ", (self._title, "bold"))
