@@ -1,0 +1,194 @@
+"""What a program sees and shows in the warm interpreter, on both backends; and the pool around it."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from psrl.config.sandbox import SandboxConfig
+from psrl.errors import SandboxUnavailableError
+from psrl.sandbox import build_interpreter
+from psrl.sandbox.reaper import labelled_processes
+
+RUN = "interpreter"
+
+
+def run_programs(*codes, backend="bubblewrap", **settings):
+    """Results of programs run one after the other in a pool."""
+
+    async def play():
+        interpreter = build_interpreter(SandboxConfig(**{"backend": backend, "num_workers": 1, "wall_s": 5.0, **settings}), run=RUN)
+        try:
+            return [await interpreter.run_program(code) for code in codes]
+        finally:
+            await interpreter.stop()
+
+    return asyncio.run(play())
+
+
+# (code, stdout): what Python's own interactive prompt or script would show.
+SHOWN = [
+    ("print(2+3)", "5\n"),
+    ("2+3", "5\n"),
+    ("x = 2\nx * 21", "42\n"),
+    ("'text'", "'text'\n"),
+    ("None", ""),
+    ("print(1)\nprint(2)", "1\n2\n"),
+    ("x = 5", ""),
+    ("for i in range(2): i", ""),
+    ("if True:\n    7", ""),
+    ("[1, 2].sort()", ""),
+    ("def f():\n    return 3\nf()", "3\n"),
+    ("import math\nmath.sqrt(16)  # a comment", "4.0\n"),
+    ("(1,\n 2)", "(1, 2)\n"),
+    ("a = 1; a + 1", "2\n"),
+    ("lambda: 0, 1\n3", "3\n"),
+    ("x: int = 3\nx", "3\n"),
+    ("print('a', end='')", "a"),
+    ("'multi' 'ple'", "'multiple'\n"),
+    ("", ""),
+    ("# only a comment", ""),
+    ("print('é ∑')", "é ∑\n"),
+    ("__name__", "'__main__'\n"),
+    ("from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nA(1)", "A(x=1)\n"),
+    ("import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A()))).__name__", "'A'\n"),
+    ("import threading\nt = threading.Thread(target=lambda: print('late'))\nt.start()", "late\n"),
+    ("from multiprocessing import Pool\ndef f(x): return x * x\nwith Pool(2) as p: print(p.map(f, [1, 2, 3]))", "[1, 4, 9]\n"),
+]
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "process"])
+def test_a_last_expression_is_shown_by_repr_and_nothing_is_wrapped_in_print(backend):
+    results = run_programs(*(code for code, _ in SHOWN), backend=backend)
+    for (code, stdout), result in zip(SHOWN, results, strict=True):
+        assert (result.stdout.decode(), result.stderr, result.exit_code) == (stdout, b"", 0), code
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "process"])
+def test_calls_share_neither_variables_nor_modules_nor_files_nor_processes(backend):
+    first, second = run_programs(
+        "import math, os, builtins\nmath.pi = 3\nbuiltins.leak = 1\nopen('left', 'w').close()\n"
+        "os.environ['LEAK'] = '1'\nx = 1\nos.getpid()",
+        "import math, os, builtins\n"
+        "print(math.pi, hasattr(builtins, 'leak'), os.listdir('.'), 'LEAK' in os.environ, 'x' in globals())\nos.getpid()",
+        backend=backend,
+    )
+    shown, pid = second.stdout.decode().splitlines()
+    assert shown == "3.141592653589793 False [] False False"
+    assert pid != first.stdout.decode().strip()
+
+
+def test_a_traceback_has_the_programs_frames_only_and_always_its_last_line():
+    (result,) = run_programs("import json\ndef load(text):\n    return json.loads(text)\nload('{')")
+    lines = result.stderr.decode().splitlines()
+    assert result.exit_code == 1
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1].startswith("json.decoder.JSONDecodeError: ")
+    assert [line.strip() for line in lines if line.strip().startswith("File")] == [
+        'File "<program>", line 4, in <module>',
+        'File "<program>", line 3, in load',
+    ]
+
+
+def test_a_syntax_error_names_the_line():
+    (result,) = run_programs("x = 1\ny = = 2")
+    assert 'File "<program>", line 2' in result.stderr.decode()
+    assert result.stderr.decode().splitlines()[-1] == "SyntaxError: invalid syntax"
+
+
+def test_random_numbers_differ_between_calls():
+    first, second = run_programs(*["import random\nrandom.random()"] * 2)
+    assert first.stdout != second.stdout
+
+
+def test_waiting_for_a_free_sandbox_is_not_run_time():
+    async def play():
+        interpreter = build_interpreter(SandboxConfig(num_workers=1), run=RUN)
+        await interpreter.start()
+        try:
+            return await asyncio.gather(*[interpreter.run_program("import time\ntime.sleep(0.5)")] * 1, interpreter.run_program("1"))
+        finally:
+            await interpreter.stop()
+
+    first, second = asyncio.run(play())
+    assert first.queue_s < 0.4
+    assert second.queue_s >= 0.5
+    assert second.run_s < 0.5 + first.run_s
+
+
+def test_more_callers_than_sandboxes_are_all_answered_by_their_own_program():
+    async def play():
+        interpreter = build_interpreter(SandboxConfig(num_workers=3), run=RUN)
+        try:
+            return await asyncio.gather(*(interpreter.run_program(f"print({number})") for number in range(60)))
+        finally:
+            await interpreter.stop()
+
+    assert [int(result.stdout) for result in asyncio.run(play())] == list(range(60))
+
+
+@pytest.mark.parametrize("backend", ["bubblewrap", "process"])
+def test_a_sandbox_that_is_killed_from_outside_is_replaced_and_the_program_run_again(backend):
+    async def play():
+        interpreter = build_interpreter(SandboxConfig(num_workers=1, backend=backend), run="killed_outside")
+        await interpreter.start()
+        call = asyncio.create_task(interpreter.run_program("import time\ntime.sleep(0.5)\n'done'"))
+        await asyncio.sleep(0)  # the call has been sent once the task has run up to its first wait
+        for pid, label in labelled_processes().items():
+            if label.startswith("killed_outside."):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            return await call
+        finally:
+            await interpreter.stop()
+
+    assert asyncio.run(play()).stdout == b"'done'\n"
+
+
+def test_a_program_that_kills_the_guest_of_the_process_backend_is_answered_and_the_guest_replaced():
+    killed, following = run_programs("import os\nos.kill(os.getppid(), 9)\nimport time\ntime.sleep(9)", "print(2+3)", backend="process")
+    assert killed.killed_by == "sandbox_lost"
+    assert following.stdout == b"5\n"
+
+
+def test_a_caller_that_is_cancelled_gives_its_sandbox_back():
+    async def play():
+        interpreter = build_interpreter(SandboxConfig(num_workers=1), run=RUN)
+        await interpreter.start()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await interpreter.run_program("import time\ntime.sleep(99)")
+        try:
+            return await interpreter.run_program("print(2+3)")
+        finally:
+            await interpreter.stop()
+
+    assert asyncio.run(play()).stdout == b"5\n"
+
+
+def test_preflight_says_what_came_instead_of_5():
+    async def play():
+        interpreter = build_interpreter(SandboxConfig(num_workers=1, wall_s=1e-6), run=RUN)
+        try:
+            await interpreter.preflight()
+        finally:
+            await interpreter.stop()
+
+    with pytest.raises(SandboxUnavailableError, match=r"must print 5.*Fix"):
+        asyncio.run(play())
+
+
+@pytest.mark.slow
+def test_at_least_100_calls_per_second():
+    async def play():
+        interpreter = build_interpreter(SandboxConfig(num_workers=2), run=RUN)
+        await interpreter.preflight()
+        started = asyncio.get_running_loop().time()
+        results = await asyncio.gather(*(interpreter.run_program("print(2+3)") for _ in range(300)))
+        elapsed_s = asyncio.get_running_loop().time() - started
+        await interpreter.stop()
+        assert {result.stdout for result in results} == {b"5\n"}
+        return 300 / elapsed_s
+
+    assert asyncio.run(play()) >= 100

@@ -1,0 +1,265 @@
+"""The contract of `Sandbox`, on every backend."""
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+
+import pytest
+
+from psrl.config.sandbox import SandboxConfig
+from psrl.errors import ConfigError, SandboxError, SandboxUnavailableError
+from psrl.protocols import SandboxLimits
+from psrl.sandbox import bubblewrap, build_sandbox, find_leftovers
+from psrl.sandbox.reaper import labelled_processes, worker_label
+
+RUN = "contract"
+BACKENDS = ["bubblewrap", "process"]
+LIMITS = SandboxLimits(wall_s=5.0, output_bytes=4096, memory_bytes=256 * 2**20, num_processes=16, disk_bytes=8 * 2**20)
+
+
+def with_sandbox(backend, use, *, limits=LIMITS):
+    """Run the coroutine function `use` on a started sandbox; nothing may be left afterwards."""
+
+    async def play():
+        sandbox = build_sandbox(SandboxConfig(backend=backend), run=RUN)
+        sandbox.limits = limits
+        await sandbox.start()
+        try:
+            return await use(sandbox)
+        finally:
+            await sandbox.stop()
+            await sandbox.stop()
+
+    outcome = asyncio.run(play())
+    assert worker_label(RUN) not in labelled_processes().values()
+    assert find_leftovers(RUN).count == 0
+    return outcome
+
+
+def run_argv(backend, *argv, limits=None, **options):
+    async def use(sandbox):
+        return await sandbox.run(argv, limits=limits, **options)
+
+    return with_sandbox(backend, use)
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request):
+    return request.param
+
+
+def test_a_program_gives_its_output_and_its_exit_code(backend):
+    result = run_argv(backend, "sh", "-c", "echo out; echo err >&2; exit 3")
+    assert (result.stdout, result.stderr, result.exit_code, result.killed_by) == (b"out\n", b"err\n", 3, None)
+
+
+def test_stdin_and_environment_reach_the_program_and_nothing_else_does(backend, monkeypatch):
+    monkeypatch.setenv("HOST_SECRET", "1")
+    result = run_argv(backend, "sh", "-c", "cat; echo $GREETING; env | grep -c SECRET", stdin=b"typed\n", env={"GREETING": "hello"})
+    assert result.stdout == b"typed\nhello\n0\n"
+
+
+def test_large_stdin_arrives_whole(backend):
+    assert run_argv(backend, "wc", "-c", stdin=b"x" * 300_000).stdout.split() == [b"300000"]
+
+
+def test_a_command_that_does_not_exist_exits_with_127(backend):
+    result = run_argv(backend, "no-such-command")
+    assert result.exit_code == 127
+    assert b"no-such-command" in result.stderr
+
+
+def test_files_written_are_read_back_and_seen_by_programs_until_stop(backend):
+    async def use(sandbox):
+        await sandbox.write("folder/a.bin", b"\x00\xff" * 1000)
+        size = await sandbox.run(["sh", "-c", "wc -c < folder/a.bin; echo more > folder/b"])
+        return await sandbox.read("folder/a.bin"), size.stdout, await sandbox.read("folder/b")
+
+    content, size, other = with_sandbox(backend, use)
+    assert content == b"\x00\xff" * 1000
+    assert size.strip() == b"2000"
+    assert other == b"more\n"
+
+
+def test_reading_what_is_no_file_raises_and_the_sandbox_goes_on(backend):
+    async def use(sandbox):
+        await sandbox.run(["mkfifo", "pipe"])
+        with pytest.raises(FileNotFoundError):
+            await sandbox.read("missing")
+        with pytest.raises(OSError, match="regular file"):
+            await sandbox.read("pipe")
+        return (await sandbox.run(["echo", "on"])).stdout
+
+    assert with_sandbox(backend, use) == b"on\n"
+
+
+def test_a_time_out_ends_the_whole_tree(backend):
+    async def use(sandbox):
+        first = await sandbox.run(["sh", "-c", "sleep 1234 & setsid sleep 1234 & sleep 1234"], limits=SandboxLimits(wall_s=0.5))
+        return first, await sandbox.run(["sh", "-c", "ps -e -o args | grep -c '[s]leep 1234'"])
+
+    first, count = with_sandbox(backend, use)
+    assert (first.exit_code, first.killed_by) == (None, "wall_time")
+    assert 0.5 <= first.run_s < 4
+    assert count.stdout.strip() == b"0"
+
+
+def test_cpu_time_is_bounded_apart_from_wall_time(backend):
+    result = run_argv(backend, "sh", "-c", "while :; do :; done", limits=SandboxLimits(wall_s=30, cpu_s=0.3))
+    assert result.killed_by == "cpu_time"
+
+
+def test_memory_is_bounded_over_all_processes(backend):
+    # Each of the 6 holds 60 MiB, below the 256 MiB that bound one process; together they hold 360 MiB.
+    code = "import os, time\nfor _ in range(6): os.fork() or (bytearray(b'x') * (60 * 2**20), time.sleep(9))[1]\n"
+    code = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = bytearray(b'x') * (60 * 2**20); time.sleep(9)\ntime.sleep(9)"
+    result = run_argv(backend, "python3", "-c", code)
+    assert result.killed_by == "memory"
+
+
+def test_long_output_keeps_head_and_tail_and_counts_what_is_dropped(backend):
+    result = run_argv(backend, "sh", "-c", "echo head; head -c 100000 /dev/zero; echo tail")
+    # stdout may keep 3/4 of 4096 bytes: 5 + 100000 + 5 - 3072 = 96938 are dropped.
+    assert result.dropped_output_bytes == 96938
+    assert result.stdout.startswith(b"head\n")
+    assert result.stdout.endswith(b"tail\n")
+    assert b"\n[... 96938 bytes dropped ...]\n" in result.stdout
+    assert result.exit_code == 0
+
+
+def test_output_without_end_is_ended(backend):
+    assert run_argv(backend, "yes").killed_by in ("output", "wall_time")
+
+
+def test_a_signal_is_named(backend):
+    result = run_argv(backend, "sh", "-c", "kill -TERM $$")
+    assert (result.exit_code, result.killed_by) == (None, "signal:15")
+
+
+def test_a_program_that_leaves_children_returns_at_once_and_they_are_gone(backend):
+    async def use(sandbox):
+        first = await sandbox.run(["sh", "-c", "sleep 4321 & echo done"])
+        return first, await sandbox.run(["sh", "-c", "ps -e -o args | grep -c '[s]leep 4321'"])
+
+    first, count = with_sandbox(backend, use)
+    assert (first.stdout, first.exit_code) == (b"done\n", 0)
+    assert first.run_s < 4
+    assert count.stdout.strip() == b"0"
+
+
+def test_a_stopped_sandbox_refuses_calls(backend):
+    async def play():
+        sandbox = build_sandbox(SandboxConfig(backend=backend), run=RUN)
+        await sandbox.start()
+        await sandbox.stop()
+        with pytest.raises(SandboxError, match="not running"):
+            await sandbox.run(["true"])
+
+    asyncio.run(play())
+
+
+def test_a_cancelled_call_kills_its_sandbox(backend):
+    async def play():
+        sandbox = build_sandbox(SandboxConfig(backend=backend), run=RUN)
+        await sandbox.start()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await sandbox.run(["sleep", "99"])
+        assert not sandbox.is_alive
+        await sandbox.stop()
+
+    asyncio.run(play())
+    assert worker_label(RUN) not in labelled_processes().values()
+
+
+def test_an_unknown_backend_is_a_config_error_with_the_known_ones():
+    with pytest.raises(ConfigError, match="bubblewrap, process"):
+        build_sandbox(SandboxConfig(backend="virtual_machine"))
+
+
+# ---------------------------------------------------------------- isolation: bubblewrap only
+
+
+def test_the_host_is_not_visible():
+    result = run_argv("bubblewrap", "sh", "-c", "ls /; ls -d /home /root /sys /etc/passwd")
+    assert set(result.stdout.split()) <= {b"bin", b"dev", b"etc", b"guest", b"lib", b"lib32", b"lib64", b"libx32", b"proc", b"tmp", b"usr"}
+    assert result.stderr.count(b"No such file") == 4
+
+
+def test_the_program_is_an_unprivileged_user_without_capabilities():
+    result = run_argv("bubblewrap", "sh", "-c", "id -u; grep -E '^(CapEff|CapBnd|NoNewPrivs)' /proc/self/status")
+    uid = "65533" if os.geteuid() == 0 else str(os.getuid())
+    assert result.stdout.decode().split() == [uid, "CapEff:", "0" * 16, "CapBnd:", "0" * 16, "NoNewPrivs:", "1"]
+
+
+def test_the_disk_is_bounded_and_memory_files_are_refused():
+    result = run_argv("bubblewrap", "sh", "-c", "head -c 9000000 /dev/zero > big; wc -c < big")
+    assert int(result.stdout) <= 8 * 2**20
+
+
+def test_a_fork_bomb_stays_within_its_count():
+    code = "import os\nn = 0\ntry:\n    while os.fork(): n += 1\n    os.read(os.pipe()[0], 1)\nexcept OSError: print(n)"
+    result = run_argv("bubblewrap", "python3", "-c", code)
+    # 16 and the guest, of which one is the program itself.
+    assert int(result.stdout) <= 16
+
+
+def test_there_is_no_network_unless_allowed():
+    closed = run_argv("bubblewrap", "sh", "-c", "ls /proc/sys/net/ipv4/conf")
+    assert b"eth" not in closed.stdout
+    assert b"lo" in closed.stdout.split()
+
+
+def test_without_bwrap_the_error_names_the_fix(monkeypatch):
+    monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
+    with pytest.raises(SandboxUnavailableError, match="apt-get install bubblewrap"):
+        asyncio.run(build_sandbox(SandboxConfig()).start())
+
+
+def test_where_namespaces_are_refused_the_error_has_the_cause_and_the_fix(tmp_path, monkeypatch):
+    # What bwrap says and does where unprivileged user namespaces are off.
+    refusing = tmp_path / "bwrap"
+    refusing.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    refusing.chmod(0o755)
+    for folder in [tmp_path, *tmp_path.parents]:
+        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & stat.S_IXOTH:
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
+    monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: str(refusing))
+    with pytest.raises(SandboxUnavailableError, match=r"No permissions to create.*unprivileged_userns_clone"):
+        asyncio.run(build_sandbox(SandboxConfig()).start())
+
+
+NORMAL_USER = """
+import asyncio
+from psrl.config.sandbox import SandboxConfig
+from psrl.sandbox import build_interpreter
+
+async def play():
+    interpreter = build_interpreter(SandboxConfig(num_workers=1, num_processes=8))
+    await interpreter.preflight()
+    bomb = await interpreter.run_program("import os\\nwhile True: os.fork()")
+    print(b"BlockingIOError" in bomb.stderr, (await interpreter.run_program("import os; os.getuid()")).stdout)
+    await interpreter.stop()
+
+asyncio.run(play())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the rest of this file already ran as a normal user")
+def test_a_normal_user_gets_the_same_sandbox(tmp_path):
+    source = os.path.dirname(os.path.dirname(bubblewrap.__file__))
+    copy = tmp_path / "psrl"
+    subprocess.run(["cp", "-r", source, copy], check=True)
+    subprocess.run(["chmod", "-R", "a+rX", tmp_path], check=True)
+    for folder in tmp_path.parents:
+        if folder.stat().st_mode & stat.S_IXOTH == 0:
+            folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
+    system_python = bubblewrap.find_python(is_root=True)[0]
+    done = subprocess.run(
+        [system_python, "-c", NORMAL_USER], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, user=1234, group=1234, extra_groups=[],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.split() == ["True", "b'1234\\n'"], done.stderr
+    assert sys.platform == "linux"
