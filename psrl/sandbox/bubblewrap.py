@@ -99,7 +99,7 @@ def find_python(*, is_root: bool) -> tuple[str, str | None]:
     """
     own = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     for candidate in (own, *map(Path, OTHER_PYTHONS)):
-        if not candidate.exists():
+        if not os.access(candidate, os.X_OK):
             continue
         real = candidate.resolve()
         folders_open = all(folder.stat().st_mode & 0o001 for folder in real.parents)

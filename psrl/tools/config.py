@@ -24,6 +24,8 @@ from psrl.tools.base import FunctionTool, tools
 from psrl.types import ToolSchema
 
 ENTRY_KEYS = {"name", "class_name", "config", "tool_schema"}
+NATIVE = "native"
+"""verl's files mark tools that are Python classes with `config.type: native`; here all are."""
 KEY = "rollout.multi_turn.tool_config_path"
 
 
@@ -61,6 +63,8 @@ def _load_entry(entry: Any, *, key: str, program_runner: ProgramRunner) -> Tool:
     settings = entry["config"] if entry.get("config") is not None else {}
     if not isinstance(name, str) or not isinstance(settings, dict):
         raise ConfigError(key=key, value=entry, rule="a name is text and config a mapping", fix="{name: my_package.Tool, config: {}}")
+    if settings.get("type") == NATIVE:
+        settings = {name: value for name, value in settings.items() if name != "type"}
     schema = _read_schema(entry["tool_schema"], key=f"{key}.tool_schema") if entry.get("tool_schema") is not None else None
     found = tools.resolve(name)
     if inspect.isclass(found):

@@ -5,6 +5,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from psrl.protocols import SandboxLimits
 from psrl.sandbox import bubblewrap, build_sandbox, find_leftovers
 from psrl.sandbox.reaper import labelled_processes, worker_label
 
+PACKAGE = Path(bubblewrap.__file__).parents[1]
 RUN = "contract"
 BACKENDS = ["bubblewrap", "process"]
 LIMITS = SandboxLimits(wall_s=5.0, output_bytes=4096, memory_bytes=256 * 2**20, num_processes=16, disk_bytes=8 * 2**20)
@@ -43,6 +45,13 @@ def run_argv(backend, *argv, limits=None, **options):
         return await sandbox.run(argv, limits=limits, **options)
 
     return with_sandbox(backend, use)
+
+
+def open_for_all(folder):
+    """Let every user enter a temporary folder of pytest's."""
+    for path in [folder, *folder.parents]:
+        if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & stat.S_IXOTH:
+            path.chmod(path.stat().st_mode | stat.S_IXOTH)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -113,8 +122,8 @@ def test_cpu_time_is_bounded_apart_from_wall_time(backend):
 
 def test_memory_is_bounded_over_all_processes(backend):
     # Each of the 6 holds 60 MiB, below the 256 MiB that bound one process; together they hold 360 MiB.
-    code = "import os, time\nfor _ in range(6): os.fork() or (bytearray(b'x') * (60 * 2**20), time.sleep(9))[1]\n"
-    code = "import os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        x = bytearray(b'x') * (60 * 2**20); time.sleep(9)\ntime.sleep(9)"
+    child = "    if os.fork() == 0:\n        x = bytearray(b'x') * (60 * 2**20); time.sleep(9)\n"
+    code = f"import os, time\nfor _ in range(6):\n{child}time.sleep(9)"
     result = run_argv(backend, "python3", "-c", code)
     assert result.killed_by == "memory"
 
@@ -223,43 +232,37 @@ def test_where_namespaces_are_refused_the_error_has_the_cause_and_the_fix(tmp_pa
     refusing = tmp_path / "bwrap"
     refusing.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     refusing.chmod(0o755)
-    for folder in [tmp_path, *tmp_path.parents]:
-        if folder.stat().st_uid == os.geteuid() and not folder.stat().st_mode & stat.S_IXOTH:
-            folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
+    open_for_all(tmp_path)
     monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: str(refusing))
     with pytest.raises(SandboxUnavailableError, match=r"No permissions to create.*unprivileged_userns_clone"):
         asyncio.run(build_sandbox(SandboxConfig()).start())
 
 
 NORMAL_USER = """
-import asyncio
+import asyncio, os
 from psrl.config.sandbox import SandboxConfig
 from psrl.sandbox import build_interpreter
+
+if os.geteuid() == 0:
+    os.setgroups([]), os.setgid(1234), os.setuid(1234)
 
 async def play():
     interpreter = build_interpreter(SandboxConfig(num_workers=1, num_processes=8))
     await interpreter.preflight()
     bomb = await interpreter.run_program("import os\\nwhile True: os.fork()")
-    print(b"BlockingIOError" in bomb.stderr, (await interpreter.run_program("import os; os.getuid()")).stdout)
+    uid = await interpreter.run_program("import os; os.getuid()")
+    print(b"BlockingIOError" in bomb.stderr, int(uid.stdout) == os.getuid() != 0)
     await interpreter.stop()
 
 asyncio.run(play())
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="the rest of this file already ran as a normal user")
 def test_a_normal_user_gets_the_same_sandbox(tmp_path):
-    source = os.path.dirname(os.path.dirname(bubblewrap.__file__))
-    copy = tmp_path / "psrl"
-    subprocess.run(["cp", "-r", source, copy], check=True)
+    # The checkout may lie in a folder that only root can enter.
+    subprocess.run(["cp", "-r", PACKAGE, tmp_path / "psrl"], check=True)
     subprocess.run(["chmod", "-R", "a+rX", tmp_path], check=True)
-    for folder in tmp_path.parents:
-        if folder.stat().st_mode & stat.S_IXOTH == 0:
-            folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
-    system_python = bubblewrap.find_python(is_root=True)[0]
-    done = subprocess.run(
-        [system_python, "-c", NORMAL_USER], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, user=1234, group=1234, extra_groups=[],
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.stdout.split() == ["True", "b'1234\\n'"], done.stderr
-    assert sys.platform == "linux"
+    open_for_all(tmp_path)
+    argv = [sys.executable, "-c", NORMAL_USER]
+    done = subprocess.run(argv, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["True", "True"], done.stderr

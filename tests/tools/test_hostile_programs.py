@@ -1,5 +1,7 @@
 """Programs that attack their sandbox, through the public tool: each ends in time with a defined observation and harms nothing."""
 
+# ruff: noqa: E501  # one program per row
+
 import asyncio
 import time
 from dataclasses import dataclass
