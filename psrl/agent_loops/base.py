@@ -2,7 +2,8 @@
 
 | what ended the episode | outcome |
 |---|---|
-| a step or the episode ran out of its seconds | `timeout` |
+| a step ran out of its seconds, or the episode of its own while the environment used most of them | `timeout` |
+| the episode ran out of its seconds while the engines used most of them | `infra_error` |
 | `AgentError` | `agent_error` |
 | engine, sandbox, data plane, `reset`, an environment's own bug, an unknown name in a row | `infra_error` |
 | any of the above before the policy sampled a token | `infra_error`: there is nothing to judge |

@@ -18,11 +18,22 @@ class OutOfTimeError(DeadlineError):
     """A deadline of `within` passed. Its own class, so that it cannot be taken for one that an environment raised."""
 
 
-async def within(work: Coroutine[Any, Any, T], *, timeout_s: float, what: str, grace_s: float = GRACE_S) -> T:
+class EpisodeOutOfTimeError(OutOfTimeError):
+    """The deadline of a whole episode passed; who answers for it is decided by who used the time."""
+
+
+async def within(
+    work: Coroutine[Any, Any, T],
+    *,
+    timeout_s: float,
+    what: str,
+    grace_s: float = GRACE_S,
+    error_class: type[OutOfTimeError] = OutOfTimeError,
+) -> T:
     """Await `work` for `timeout_s` at most; it has ended, or was cancelled and given `grace_s`, when this returns or raises.
 
     Raises:
-        OutOfTimeError: The deadline passed; the message names `what`.
+        error_class: The deadline passed; the message names `what`.
         EnvironmentFault: The work cancelled itself, which would otherwise look as if psrl had cancelled the episode.
     """
     task = asyncio.ensure_future(work)
@@ -33,7 +44,7 @@ async def within(work: Coroutine[Any, Any, T], *, timeout_s: float, what: str, g
         raise
     if not done:
         has_ended = await _end(task, grace_s)
-        raise OutOfTimeError(f"{what} took longer than {timeout_s:g} s" + ("" if has_ended else " and ignores its cancellation"))
+        raise error_class(f"{what} took longer than {timeout_s:g} s" + ("" if has_ended else " and ignores its cancellation"))
     if task.cancelled():
         raise EnvironmentFault(f"{what} cancelled itself")
     return task.result()

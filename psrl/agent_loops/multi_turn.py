@@ -10,7 +10,7 @@ from typing import Any
 
 from psrl.agent_data.base import AgentDataParts, agent_data, build_agent_data
 from psrl.agent_loops.base import AgentLoop, LoopParts, failure_or, register_agent_loop
-from psrl.agent_loops.deadline import within
+from psrl.agent_loops.deadline import EpisodeOutOfTimeError, within
 from psrl.agent_loops.limits import Limits
 from psrl.agent_loops.playing import PlayedEpisode
 from psrl.environments.base import EnvironmentParts, build_environment, environments
@@ -91,19 +91,25 @@ class MultiTurnAgentLoop(AgentLoop):
             rollout=self._parts.rollout,
             limits=self._limits,
         )
-        play = within(
-            multi_turn_agent_loop(episode),
-            timeout_s=self._limits.episode_timeout_s,
-            what=f"episode {ticket.uid}",
-            grace_s=DRIVER_GRACE_S,
-        )
         try:
-            end = await failure_or(play)
+            end = await failure_or(self._play(episode))
         except asyncio.CancelledError:
             await failure_or(episode.close())
             raise
         closed = await failure_or(episode.close())
         return episode.result(end, close_failure=closed)
+
+    async def _play(self, episode: PlayedEpisode) -> Outcome:
+        try:
+            return await within(
+                multi_turn_agent_loop(episode),
+                timeout_s=self._limits.episode_timeout_s,
+                what="an episode",
+                grace_s=DRIVER_GRACE_S,
+                error_class=EpisodeOutOfTimeError,
+            )
+        except EpisodeOutOfTimeError as error:
+            raise episode.out_of_time() from error
 
     def _make_environment(self, name: str) -> Environment[Any, Any]:
         return build_environment(name, EnvironmentParts(tools=self._parts.tools, multi_turn=self._parts.rollout.multi_turn))

@@ -17,7 +17,7 @@ from psrl.agent_loops.base import Failure
 from psrl.agent_loops.deadline import OutOfTimeError, within
 from psrl.agent_loops.limits import Limits
 from psrl.config.rollout import RolloutConfig
-from psrl.errors import EnvironmentFault
+from psrl.errors import EngineError, EnvironmentFault
 from psrl.protocols import AgentData, Environment, Generator, Info
 from psrl.types import EpisodeTicket, GenerateRequest, Generation, LoopResult, Outcome, SamplingParams, Task, Timings
 
@@ -79,15 +79,35 @@ class PlayedEpisode:
         return observation, info
 
     def next_turn(self) -> int | Outcome:
-        """How many tokens the next turn may have, or how the episode ends instead."""
+        """How many tokens the next turn may have, or how the episode ends instead.
+
+        Raises:
+            EnvironmentFault: The first prompt is too long.
+            OutOfTimeError, EngineError: The episode's seconds have run out.
+        """
         num_turns = self.agent_data.trajectory.num_turns
         num_context = len(self.agent_data.context_ids())
         if num_turns == 0:
             self._limits.check_prompt(num_context)
             self._prompt_tokens = num_context
-        return self._limits.before_generation(
+        allowed = self._limits.before_generation(
             num_turns=num_turns, num_response_tokens=num_context - self._prompt_tokens, elapsed_s=time.monotonic() - self._started
         )
+        if allowed is Outcome.TIMEOUT:
+            raise self.out_of_time()
+        return allowed
+
+    def out_of_time(self) -> OutOfTimeError | EngineError:
+        """The error of an episode whose seconds have run out: who used most of them answers for it.
+
+        The policy cannot make the engines slow (its tokens are bounded by `response_length`), only its steps. So where most of the
+        time went to the engines it is an EngineError, which is never judged: an engine that hangs must not look like bad episodes.
+        """
+        text = (
+            f"episode {self._ticket.uid} took longer than {self._limits.episode_timeout_s:g} s: "
+            f"{self._generation_s:.2f} s waiting for engines, {self._tools_s:.2f} s in the environment"
+        )
+        return EngineError(text) if self._generation_s > self._tools_s else OutOfTimeError(text)
 
     async def generate(self, max_tokens: int) -> Generation:
         """Sample the next turn: request `<episode>-<turn>`, seed `turn_seed`, the episode as affinity key.

@@ -78,7 +78,7 @@ class ToolEnvironment(Environment[Sequence[Message], ParsedTurn]):
             text = f"Error: not run, a turn may make {self._max_calls_per_turn} calls at most."
             return ToolResult(text=text, error_cause="too_many_calls")
         if isinstance(call, ToolCallError):
-            return ToolResult(text=call.message, error_cause=call.cause)
+            return ToolResult(text=f"Error: {call.message}", error_cause=call.cause)
         if call.name not in self._tools:
             known = ", ".join(sorted(self._tools)) or "none"
             return ToolResult(text=f"Error: there is no tool named {call.name!r}. Tools: {known}.", error_cause="unknown_tool")

@@ -19,12 +19,14 @@ from episode_kit import (
     make_ticket,
     renderer,
 )
+from real_models import qwen3_tokenizer_path
 
 from psrl.agent_loops import EpisodeRunner, LoopParts
 from psrl.agent_loops.playing import turn_seed
+from psrl.chat import load_renderer
 from psrl.environments import Environment, register_environment
 from psrl.errors import AgentError, ConfigError, DataPlaneError, EngineError, EnvironmentFault, RewardError, SandboxError
-from psrl.types import FinishReason, Outcome, Role, Score
+from psrl.types import FinishReason, Generation, Outcome, Role, Score
 
 FINAL = "The answer is \\boxed{7}."
 
@@ -253,6 +255,51 @@ def test_an_episode_that_runs_out_of_its_seconds_keeps_its_turns():
     assert "episode train-0-0-e0 took longer than 0.05 s" in episode.result.error
     assert episode.result.trajectories[0].num_turns == 1
     assert Chatty.num_closed == 1
+
+
+def test_an_engine_that_hangs_until_the_episode_s_deadline_is_infra_and_never_judged():
+    class Hanging(ScriptedGenerator):
+        async def generate(self, request):
+            if request.request_id.endswith("-1"):
+                await asyncio.Event().wait()
+            return await super().generate(request)
+
+    parts = LoopParts(
+        renderer=renderer(),
+        generator=Hanging(["on"]),
+        rollout=make_rollout(env="test_chatty", data="conversation", agent={"episode_timeout_s": 0.2}),
+    )
+    scorer = LastTurnScorer()
+    episode = asyncio.run(asyncio.wait_for(EpisodeRunner(parts, scorer).run(make_task(), make_ticket()), timeout=30))
+    assert (episode.result.outcome, episode.score.reward, scorer.scored) == (Outcome.INFRA_ERROR, None, [])
+    assert episode.result.error.startswith("EngineError: episode train-0-0-e0 took longer than 0.2 s")
+    assert Chatty.num_closed == 1
+
+
+def test_a_tool_episode_on_qwen3_is_the_template_s_own_conversation():
+    real = load_renderer(str(qwen3_tokenizer_path()), tool_format="hermes")
+    tool = EchoTool()
+    turns = [call_text("seven"), FINAL]
+
+    class Speaks(ScriptedGenerator):
+        async def generate(self, request):
+            ids = [*real.template.encode(turns[len(self.requests)]), real.stop_token_ids[0]]
+            self.requests.append(request)
+            return Generation(
+                token_ids=ids,
+                logprobs=[LOGPROB] * len(ids),
+                policy_versions=[VERSION] * len(ids),
+                finish_reason=FinishReason.STOP,
+                prompt_tokens=len(request.token_ids),
+                cached_tokens=0,
+                latency_s=0.0,
+            )
+
+    parts = LoopParts(renderer=real, generator=Speaks([]), tools=[tool], rollout=make_rollout())
+    episode = asyncio.run(asyncio.wait_for(EpisodeRunner(parts, LastTurnScorer()).run(make_task(), make_ticket()), timeout=60))
+    assert (episode.result.outcome, tool.ran) == (Outcome.FINISHED, ["seven"])
+    conversation = real.template.text(episode.result.messages[:-1], [tool.schema], header=True)
+    assert real.decode(episode.result.trajectories[0].ids()) == conversation + FINAL + "<|im_end|>"
 
 
 def test_an_engine_failure_is_infra_and_says_so():

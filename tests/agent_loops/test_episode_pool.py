@@ -102,7 +102,7 @@ def test_two_hundred_episodes_at_once_do_not_mix():
         return call_text(f"word of {episode}") if turn == "0" else f"{request.request_id} says \\boxed{{{episode}}}"
 
     runner, generator = make_runner(script, tools=[EchoTool()])
-    pool = EpisodePool(runner, max_concurrent=64)
+    pool = EpisodePool(runner, max_concurrent=200)
 
     async def play():
         return await asyncio.gather(*(pool.run(make_task(f"t{i}", ground_truth=f"{{e{i}}}"), make_ticket(f"e{i}")) for i in range(200)))

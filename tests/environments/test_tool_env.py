@@ -58,7 +58,7 @@ def step(action, *, max_calls=4, max_chars=512, tools=None):
 
 
 def test_every_call_gets_its_answer_in_order_with_its_id():
-    broken = ToolCallError(id="call-0-1", cause="invalid_json", message="Error: line 1: expected a comma")
+    broken = ToolCallError(id="call-0-1", cause="invalid_json", message="line 1: expected a comma")
     observation, reward, done, info = step(
         turn(call(0, a=2, b=3), broken, call(2, "sub", a=1), call(3, a=1), call(4, a=1, b=1), call(5)), max_calls=5
     )
