@@ -33,11 +33,21 @@ SHORT_USE = {
 def metrics_lines(metrics: Mapping[str, float], step: int) -> list[str]:
     """No line, the step's line, the validation's line, or both: by what `metrics` holds."""
     lines = []
-    if REWARD_MEAN in metrics:
+    if has_training(metrics):
         lines.append(step_line(metrics, step))
-    if VAL_GREEDY_ACCURACY in metrics or VAL_MEAN_AT_N_ACCURACY in metrics:
+    if has_validation(metrics):
         lines.append(validation_line(metrics, step))
     return lines
+
+
+def has_training(metrics: Mapping[str, float]) -> bool:
+    """Whether these are a training step's; a step whose episodes all failed has no reward, but it took time."""
+    return REWARD_MEAN in metrics or STEP_SECONDS in metrics
+
+
+def has_validation(metrics: Mapping[str, float]) -> bool:
+    """Whether these are a validation's, perhaps beside others."""
+    return VAL_GREEDY_ACCURACY in metrics or VAL_MEAN_AT_N_ACCURACY in metrics
 
 
 def step_line(metrics: Mapping[str, float], step: int) -> str:

@@ -52,11 +52,16 @@ USE_STYLE = {
     TimeUse.SYNC: "cyan",
     TimeUse.IDLE: "bright_black",
 }
+BUSY_CELL, IDLE_CELL = "▆", "·"
+"""Not the full block: the bars of two rows must not touch."""
 _SPARKS = "▁▂▃▄▅▆▇█"
 
 
 class LiveDisplay:
     """The live view of one run. Calls are cheap; nothing is drawn by them.
+
+    Given to the `console` tracker as `TrackedRun.display` it receives steps and validations from the metric log; then the owner
+    only calls `start`, `activity`, `note` and `stop`.
 
     Example:
         `with LiveDisplay(title="retool_tiny", total_steps=40) as live: live.activity("generating 96/128 episodes")`
@@ -259,8 +264,8 @@ class LiveDisplay:
         grid.add_column(no_wrap=True)
         if len(self._rewards) > 1:
             low, high = min(self._rewards), max(self._rewards)
-            spark = Text(sparkline(list(self._rewards)), style="green")
-            grid.add_row("reward", spark.append(f"  {low:+.2f} to {high:+.2f}", style="dim"))
+            spark = sparkline(list(self._rewards))
+            grid.add_row("reward", Text.assemble((spark, "green"), (f"  {low:+.2f} to {high:+.2f}", "dim")))
         if self._first_validation and self._last_validation:
             first, (step, last) = self._first_validation[1], self._last_validation
             line = Text()
@@ -279,7 +284,7 @@ def share_bar(metrics: Mapping[str, float]) -> Text:
     """The six shares of a step's time as one bar of coloured cells.
 
     Example:
-        generation 0.5, training 0.5 -> nine blue cells, nine green ones.
+        generation 0.5, training 0.5 -> nine blue cells, then nine green ones.
     """
     bar = Text()
     edge = 0.0
@@ -289,7 +294,7 @@ def share_bar(metrics: Mapping[str, float]) -> Text:
             continue
         # Cells end where the running sum ends: rounding never makes the bar longer or shorter.
         width = round((edge + share) * SHARE_BAR_WIDTH) - round(edge * SHARE_BAR_WIDTH)
-        bar.append(("░" if use is TimeUse.IDLE else "█") * width, style=USE_STYLE[use])
+        bar.append((IDLE_CELL if use is TimeUse.IDLE else BUSY_CELL) * width, style=USE_STYLE[use])
         edge += share
     return bar
 

@@ -63,7 +63,7 @@ def episode_html(record: EpisodeRecord, decode: Decode | None, *, is_open: bool 
     sampled = sum(trajectory.num_sampled for trajectory in result.trajectories)
     head = (
         f'<summary><span class="badge {mark}">{"✓" if mark == "right" else "✗"} {reward}</span>'
-        f"<span class=what>{kind}step {record.step} · {len(result.turn_texts)} turns · {sampled} sampled tokens</span>"
+        f"<span class=what>{kind}step {record.step} · {len(result.turn_texts)} turns · {sampled} tokens</span>"
         f"<span class=outcome>{safe(result.outcome.value)}</span><span class=peek>{safe(_peek(episode.task.prompt))}</span></summary>"
     )
     facts = [

@@ -11,8 +11,9 @@ from typing import Any
 from psrl.errors import ConfigError
 from psrl.protocols import Tracker
 from psrl.registry import Registry
-from psrl.telemetry.console import metrics_lines
+from psrl.telemetry.console import has_training, has_validation, metrics_lines
 from psrl.telemetry.json_lines import JsonLinesFile
+from psrl.telemetry.live import LiveDisplay
 from psrl.telemetry.metric_log import RESUMED_FROM, MetricLog
 from psrl.telemetry.run_folder import RunFolder
 
@@ -29,7 +30,9 @@ class TrackedRun:
     resumed_from: int | None = None
     """Step of the checkpoint that this run goes on from; None for a new run."""
     write: Callable[[str], None] = print
-    """Where `console` puts its lines; a live display's `note` keeps them above the table."""
+    """Where `console` puts its lines when there is no display."""
+    display: LiveDisplay | None = None
+    """Shows what `console` is given: the table on a terminal, the same lines elsewhere."""
 
 
 trackers: Registry[Callable[[TrackedRun], Tracker]] = Registry("tracker", key="trainer.logger")
@@ -46,15 +49,21 @@ def open_metric_log(names: Sequence[str], run: TrackedRun) -> MetricLog:
 
 @trackers.register("console")
 class ConsoleTracker:
-    """One plain line per step: for output that is not a terminal. On a terminal `live.LiveDisplay` takes its place."""
+    """One plain line per step, or the run's live display where it has one."""
 
     def __init__(self, run: TrackedRun) -> None:
-        self._write = run.write
+        self._write, self._display = run.write, run.display
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
-        """Write the step's line and, where it was validated, the validation's."""
-        for line in metrics_lines(metrics, step):
-            self._write(line)
+        """Show the step and, where it was validated, the validation."""
+        if self._display is None:
+            for line in metrics_lines(metrics, step):
+                self._write(line)
+            return
+        if has_training(metrics):
+            self._display.step(metrics, step)
+        if has_validation(metrics):
+            self._display.validation(metrics, step)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -13,6 +13,8 @@ from rich.console import Console
 
 from psrl.telemetry import names
 from psrl.telemetry.live import SHARE_BAR_WIDTH, LiveDisplay, share_bar, sparkline
+from psrl.telemetry.run_folder import RunFolder
+from psrl.telemetry.trackers import TrackedRun, open_metric_log
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
 PROGRAM = """
@@ -86,13 +88,23 @@ def test_the_view_fits_the_screen(width, height):
     assert max(sum(segment.cell_length for segment in line) for line in lines) <= width
 
 
+def test_the_console_tracker_feeds_the_display_it_is_given(tmp_path):
+    out = io.StringIO()
+    live = LiveDisplay(title="gsm8k", total_steps=2, console=Console(file=out))
+    log = open_metric_log(["console"], TrackedRun(folder=RunFolder(tmp_path), display=live))
+    log.log({names.REWARD_MEAN: 0.5, names.VAL_GREEDY_ACCURACY: 0.25}, step=1)
+    log.log({names.TRAIN_LOSS: 0.5}, step=1)
+    log.close()
+    assert out.getvalue().splitlines() == ["step   1 | reward +0.500", "step   1 | validation | greedy 25.0%"]
+
+
 def test_the_bar_of_shares_has_always_the_same_width():
     for generation in (0.0, 0.01, 0.333, 0.5, 0.97, 1.0):
         shares = {names.time_share(use): 0.0 for use in names.TimeUse}
         shares |= {names.time_share(names.TimeUse.GENERATION): generation, names.time_share(names.TimeUse.IDLE): 1 - generation}
         bar = share_bar(shares).plain
         assert len(bar) == SHARE_BAR_WIDTH
-        assert bar.count("█") == round(generation * SHARE_BAR_WIDTH)
+        assert bar.count("▆") == round(generation * SHARE_BAR_WIDTH)
 
 
 def test_a_sparkline_goes_from_the_lowest_to_the_highest_value():
