@@ -1,0 +1,1 @@
+"""Advantages, losses and their arithmetic: pure torch, one small file each, chosen by name."""

@@ -1,0 +1,1 @@
+"""The trainer: FSDP2 ranks over Hugging Face models, and supervised fine-tuning."""

@@ -38,9 +38,10 @@ def save_hf_folder(model: PolicyModel, tensors: Mapping[str, Tensor], path: str 
     try:
         temporary.mkdir(parents=True)
         model.causal_lm.save_pretrained(temporary, state_dict=dict(tensors))
-        for name in TOKENIZER_FILES if source is not None else ():
-            if (Path(source) / name).is_file():
-                shutil.copyfile(Path(source) / name, temporary / name)
+        copied = [Path(source) / name for name in TOKENIZER_FILES] if source is not None else []
+        for file in copied:
+            if file.is_file():
+                shutil.copyfile(file, temporary / file.name)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
     except OSError as error:

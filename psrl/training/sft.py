@@ -95,7 +95,7 @@ def train_sft(
         grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, settings.grad_clip))
         if not (torch.isfinite(torch.tensor([loss, grad_norm])).all()):
             raise TrainingError(f"SFT step {step}: loss {loss}, gradient norm {grad_norm}; lower sft.lr")
-        lr = scheduler.get_last_lr()[0]
+        lr = float(scheduler.get_last_lr()[0])
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,6 @@
+"""The table of policy losses: `actor.policy_loss` names one. One loss, one file."""
+
+from psrl.algorithms.losses.base import LossInputs, LossOutputs, PolicyLoss, policy_losses
+from psrl.algorithms.losses.ppo_clip import ppo_clip
+
+__all__ = ["LossInputs", "LossOutputs", "PolicyLoss", "policy_losses", "ppo_clip"]

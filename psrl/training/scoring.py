@@ -1,0 +1,95 @@
+"""Rows that are trained on, and logprobs of their sampled tokens under a model that is not being updated.
+
+Legend: T tokens of a row, n trained tokens of a row, N trained tokens of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from psrl.errors import TrainingError
+from psrl.training.model import PolicyModel
+from psrl.training.packing import MicroBatch, PaddedBatch, pad
+
+
+@dataclass(frozen=True, slots=True)
+class RowRef:
+    """A row by its key, before its tensors are fetched; what every rank packs."""
+
+    key: str
+    num_tokens: int
+
+    def __len__(self) -> int:
+        return self.num_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainRow:
+    """One trajectory with everything that its loss needs."""
+
+    key: str
+    ids: Tensor  # [T]
+    mask: Tensor  # [T]
+    """1 where the policy sampled the token."""
+    rollout_logprobs: Tensor  # [n]
+    turns: Tensor  # [n]
+    advantages: Tensor  # [n]
+    temperature: float
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, temperature: float) -> TrainRow:
+    """Check a fetched row and pick out its trained tokens. `advantage` is a scalar or [T].
+
+    Raises:
+        TrainingError: Lengths differ, a logprob is not finite, nothing was sampled, or the temperature has no distribution.
+    """
+    mask = columns["loss_mask"].bool()
+    lengths = {name: len(column) for name, column in columns.items()}
+    if set(lengths.values()) != {ref.num_tokens}:
+        raise TrainingError(f"row {ref.key} has {ref.num_tokens} tokens by its tags, its columns have {lengths}")
+    if not temperature > 0:
+        raise TrainingError(f"row {ref.key} was sampled at temperature {temperature}; only sampled rows can be trained on")
+    if not mask.any() or mask[0]:
+        raise TrainingError(f"row {ref.key}: no sampled token, or its first token is one (nothing predicts it)")
+    rollout = columns["rollout_logprobs"][mask].float()
+    if not torch.isfinite(rollout).all():
+        raise TrainingError(f"row {ref.key}: the engine reported a logprob that is not finite")
+    advantages = advantage.float().expand(ref.num_tokens)[mask]
+    return TrainRow(
+        key=ref.key,
+        ids=columns["input_ids"].long(),
+        mask=mask,
+        rollout_logprobs=rollout,
+        turns=columns["turn_indices"][mask].long(),
+        advantages=advantages,
+        temperature=temperature,
+    )
+
+
+def batch_of(rows: Sequence[TrainRow], device: torch.device) -> tuple[PaddedBatch, Tensor]:
+    """The padded tensors of rows and the temperature [N] of each scored token."""
+    padded = pad([(row.ids, row.mask) for row in rows], device=device)
+    temperatures = [torch.full((len(row.turns),), row.temperature) for row in rows]
+    return padded, torch.cat(temperatures).to(device) if rows else torch.ones(0, device=device)
+
+
+@torch.no_grad()
+def score(model: PolicyModel, batches: Sequence[MicroBatch[TrainRow]], device: torch.device) -> dict[str, Tensor]:
+    """Logprobs [n] of the sampled tokens of each row, by key, at the row's temperature.
+
+    Every rank must call this with the same number of micro-batches.
+    """
+    scored = {}
+    for batch in batches:
+        padded, temperatures_N = batch_of(batch.rows, device)
+        logprobs_N, _ = model(padded.input_ids, padded.states, padded.chosen, temperatures_N)
+        parts = logprobs_N.split([len(row.turns) for row in batch.rows]) if batch.rows else ()
+        scored.update({row.key: part for row, part in zip(batch.rows, parts, strict=True)})
+    return scored

@@ -1,0 +1,145 @@
+"""One optimizer update: forward, loss, backward over micro-batches, clipping, the guard, AdamW.
+
+The trainer does not branch on the algorithm: it gathers one value per trained token, asks the named loss, and adds the
+optional KL and entropy terms under the same weights.
+
+Legend: n trained tokens of a row, N of a micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from psrl.algorithms.aggregate import aggregation_mode, raw_weights
+from psrl.algorithms.kl import kl_estimator
+from psrl.algorithms.losses import LossInputs, policy_losses
+from psrl.config.actor import ActorConfig
+from psrl.errors import TrainingError
+from psrl.training.metrics import StepTotals
+from psrl.training.model import PolicyModel
+from psrl.training.packing import MicroBatch
+from psrl.training.scoring import TrainRow, batch_of
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reference:
+    """Logprobs [n] by row key that the update is measured against."""
+
+    old: Mapping[str, Tensor] | None
+    """None takes the weights in training themselves (a ratio of 1 with its gradient): right for the first update only."""
+    ref: Mapping[str, Tensor] | None
+    """Of the frozen reference; None without a KL term."""
+    measures_gap: bool
+    """Whether these are still the weights that sampled, so that engine and trainer must agree."""
+
+
+class OptimizerStep:
+    """Runs updates on one rank. All ranks call it together with the same number of micro-batches."""
+
+    def __init__(
+        self, model: PolicyModel, optimizer: torch.optim.Optimizer, settings: ActorConfig, *, device: torch.device, world_size: int
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._settings = settings
+        self._device = device
+        self._world_size = world_size
+        self._loss = policy_losses.resolve(settings.policy_loss)
+        self._kl = kl_estimator(settings.kl_loss_type)
+        self._mode = aggregation_mode(settings.loss_agg_mode)
+
+    def run(self, batches: Sequence[MicroBatch[TrainRow]], reference: Reference, totals: StepTotals) -> float:
+        """Update once and return the gradient norm before clipping.
+
+        Raises:
+            TrainingError: No rank has a token to train on, or loss or gradient is not finite; the weights are then untouched.
+        """
+        weights = {row.key: raw_weights(self._mode, row.turns) for batch in batches for row in batch.rows}
+        total_weight = self._total_weight(weights)
+        if total_weight == 0:
+            raise TrainingError("the optimizer step has no token to train on: every trajectory is masked")
+        self._optimizer.zero_grad(set_to_none=True)
+        loss = torch.zeros((), device=self._device)
+        for batch in batches:
+            part = self._micro_batch_loss(batch, weights, total_weight, reference, totals)
+            # FSDP2 averages gradients over ranks; the loss is a sum over them.
+            (part * self._world_size).backward()
+            loss += part.detach()
+        totals.add_sum("train/loss/value", loss)
+        grad_norm = self._clip()
+        self._guard(grad_norm, loss)
+        self._optimizer.step()
+        return grad_norm
+
+    def _total_weight(self, weights: Mapping[str, Tensor]) -> float:
+        total = torch.tensor(sum(float(w.double().sum()) for w in weights.values()), dtype=torch.float64, device=self._device)
+        if self._world_size > 1:
+            dist.all_reduce(total)
+        return float(total)
+
+    def _micro_batch_loss(
+        self,
+        batch: MicroBatch[TrainRow],
+        weights: Mapping[str, Tensor],
+        total_weight: float,
+        reference: Reference,
+        totals: StepTotals,
+    ) -> Tensor:
+        settings, rows = self._settings, batch.rows
+        padded, temperatures_N = batch_of(rows, self._device)
+        logprobs_N, entropy_N = self._model(
+            padded.input_ids, padded.states, padded.chosen, temperatures_N, entropy_needs_grad=settings.entropy_coeff != 0
+        )
+        rollout_N = self._join([row.rollout_logprobs for row in rows])
+        old_N = logprobs_N.detach() if reference.old is None else self._join([reference.old[row.key] for row in rows])
+        inputs = LossInputs(
+            logprobs=logprobs_N,
+            old_logprobs=old_N,
+            rollout_logprobs=rollout_N,
+            advantages=self._join([row.advantages for row in rows]),
+        )
+        outputs = self._loss(inputs, settings)
+        values_N = outputs.values
+        if reference.ref is not None:
+            kl_N = self._kl(logprobs_N, self._join([reference.ref[row.key] for row in rows]))
+            values_N = values_N + settings.kl_loss_coef * kl_N
+            totals.add_mean("train/ref_kl/mean", kl_N)
+        if settings.entropy_coeff != 0:
+            values_N = values_N - settings.entropy_coeff * entropy_N
+        for name, metric_N in outputs.means.items():
+            totals.add_mean(f"train/{name}", metric_N)
+        log_ratio_N = (logprobs_N - old_N).detach()
+        totals.add_mean("train/entropy/mean", entropy_N)
+        totals.add_mean("train/ratio/mean", log_ratio_N.exp())
+        totals.add_maximum("train/ratio/max", log_ratio_N.exp())
+        totals.add_mean("train/old_kl/mean", -log_ratio_N)
+        if reference.measures_gap:
+            gap_N = (logprobs_N.detach() - rollout_N).abs()
+            totals.add_gap("train/logprob_gap", gap_N, self._join([row.turns for row in rows]))
+        return (values_N * self._join([weights[row.key] for row in rows])).sum() / total_weight
+
+    def _join(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat(list(parts)).to(self._device) if parts else torch.zeros(0, device=self._device)
+
+    def _clip(self) -> float:
+        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.grad_clip)
+        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+
+    def _guard(self, grad_norm: float, loss: Tensor) -> None:
+        """The gradient norm is over all ranks, so all of them raise together."""
+        if torch.isfinite(torch.tensor(grad_norm)):
+            return
+        self._optimizer.zero_grad(set_to_none=True)
+        broken = []
+        for name, parameter in self._model.causal_lm.named_parameters():
+            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            if not torch.isfinite(local).all():
+                broken.append(name)
+        cause = f"weights that are not finite before the update: {', '.join(broken[:5])}" if broken else "weights were finite before"
+        raise TrainingError(f"gradient norm is {grad_norm} (this rank's loss: {float(loss)}); {cause}; the update was not taken")
