@@ -14,12 +14,12 @@ def evaluate(
     model: Annotated[Path | None, typer.Option("--model", help="Model folder; else the recipe's.")] = None,
 ) -> None:
     """Validate a model on RECIPE's validation tasks."""
-    from psrl.config.load import Purpose, load_config
+    from psrl.config.load import load_config
 
     given = list(overrides or [])
     if model is not None:
         given.append(f"train_actor_rollout_ref.model.path={_quoted(model)}")
-    config = load_config(recipe, given, purpose=Purpose.EVAL)
+    config = load_config(recipe, given)
     from psrl.cli.summary import print_summary
     from psrl.runtime import evaluation
 

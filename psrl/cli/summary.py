@@ -12,8 +12,7 @@ from rich.table import Table
 def print_summary(summary: Any) -> None:
     """Print a summary dataclass; fields that are None are left out."""
     table = Table.grid(padding=(0, 2))
-    for field in dataclasses.fields(summary):
-        value = vars(summary)[field.name] if hasattr(summary, "__dict__") else summary.__getattribute__(field.name)
+    for name, value in dataclasses.asdict(summary).items():
         if value is not None:
-            table.add_row(field.name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
+            table.add_row(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
     Console(soft_wrap=True).print(table)

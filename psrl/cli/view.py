@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -47,13 +48,16 @@ def view(
 
 
 def _overview(records: list[tuple[int, EpisodeRecord]]) -> Table:
-    table = Table("episode", "step", "task", "outcome", "reward", "accuracy", "turns", "tokens", "last words")
+    table = Table(box=SIMPLE_HEAD)
+    for name in ("episode", "step", "task", "outcome", "reward", "turns", "tokens"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("last words", no_wrap=True, overflow="ellipsis")
     for number, record in records:
         result, score = record.episode.result, record.episode.score
         turns = sum(trajectory.num_turns for trajectory in result.trajectories)
         tokens = sum(trajectory.num_tokens for trajectory in result.trajectories)
         last = " ".join(result.turn_texts[-1].split())[-40:] if result.turn_texts else ""
-        values = (number, record.step, record.episode.task.uid, result.outcome.value, _number(score.reward), _number(score.accuracy))
+        values = (number, record.step, record.episode.task.uid, result.outcome.value, _number(score.reward))
         table.add_row(*[str(value) for value in (*values, turns, tokens)], Text(last))
     return table
 

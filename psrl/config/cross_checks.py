@@ -67,13 +67,13 @@ def check_sft(config: Config) -> None:
     _check_model_files(config)
 
 
-def check_files(config: Config, *, needs_train_files: bool = True) -> None:
+def check_files(config: Config) -> None:
     """Everything that the settings name on disk is there.
 
     Raises:
         ConfigError: The first missing file, with its key.
     """
-    for index, path in enumerate(config.data.train_files if needs_train_files else ()):
+    for index, path in enumerate(config.data.train_files):
         _require_file(f"data.train_files[{index}]", path)
     for index, path in enumerate(config.data.val_files):
         _require_file(f"data.val_files[{index}]", path)

@@ -57,7 +57,7 @@ class Purpose(StrEnum):
     """What the settings are loaded for; decides which files must be there."""
 
     TRAIN = "train"
-    EVAL = "eval"
+    """Reinforcement learning, or validation alone."""
     SFT = "sft"
 
 
@@ -84,7 +84,7 @@ def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose 
         check_sft(config)
     else:
         check_combinations(config)
-        check_files(config, needs_train_files=purpose is Purpose.TRAIN)
+        check_files(config)
     return config
 
 

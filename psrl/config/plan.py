@@ -251,8 +251,8 @@ def _sandboxes(config: Config) -> tuple[PlannedProcess, ...]:
 def _transfer_queue(config: Config, size: ModelSize) -> PlannedProcess:
     queue, rollout = config.transfer_queue, config.gen_actor_rollout_ref.rollout
     rows = config.data.train_batch_size * config.psrl.rollout_n
-    # Ids, mask, versions, turns (8 bytes) and three kinds of logprobs, advantages (4 bytes) per token.
-    row_bytes = (rollout.prompt_length + rollout.response_length) * (4 * 8 + 4 * 4)
+    # Per token: ids and versions 8 bytes each, logprobs and turn indices 4 each, the mask 1.
+    row_bytes = (rollout.prompt_length + rollout.response_length) * (8 + 8 + 4 + 4 + 1)
     return PlannedProcess(
         role="TransferQueue",
         count=queue.num_data_storage_units + 1,

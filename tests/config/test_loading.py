@@ -1,12 +1,9 @@
 """How YAML, overrides and defaults become one Config."""
 
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parent))
 from config_files import write_recipe
 
 from psrl.config.fields import leaves_of, value_at
@@ -92,18 +89,12 @@ def test_a_recipe_is_named_after_its_file_or_its_folder(tmp_path):
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_shipped_recipe_has_no_wrong_setting(name):
     """Data and models that `psrl prepare` makes may not be there yet; nothing else may be wrong."""
+    refused = ""
     try:
         load_config(name)
     except ConfigError as error:
-        assert error.rule == "is not on this machine", error
-
-
-def test_evaluation_needs_no_training_files(tmp_path):
-    path = write_recipe(tmp_path)
-    (tmp_path / "rows.jsonl").unlink()
-    assert load_config(str(path), purpose=Purpose.EVAL).recipe == "mine"
-    with pytest.raises(ConfigError):
-        load_config(str(path), purpose=Purpose.TRAIN)
+        refused = error.rule
+    assert refused in ("", "is not on this machine")
 
 
 def test_fine_tuning_reads_only_its_own_section_and_the_model(tmp_path):

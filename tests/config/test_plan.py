@@ -2,12 +2,8 @@
 
 import json
 import struct
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from config_files import write_recipe
 
 from psrl.config.load import load_config
@@ -79,7 +75,7 @@ def test_a_machine_too_small_for_the_libraries_is_refused(tmp_path):
 
 
 def test_cuda_without_a_gpu_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="trainer.device=cpu"):
+    with pytest.raises(ConfigError, match=r"trainer\.device=cpu"):
         plan_of(tmp_path, ["trainer.device=cuda"])
 
 

@@ -3,11 +3,8 @@
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from config_files import write_recipe
 
 from psrl.cli.main import main
@@ -118,7 +115,8 @@ WRONG = [
     (["algorithm.filter_groups.max_num_gen_batches=3"], "algorithm.filter_groups.max_num_gen_batches", 3, "filter_groups.enable=true"),
     (["psrl.min_group_size=4"], "psrl.min_group_size", 4, "psrl.incomplete_groups=allow_partial"),
     (["reward.overlong_buffer.len=64"], "reward.overlong_buffer.len", 64, "reward.overlong_buffer.enable=true"),
-    (["reward.overlong_buffer.enable=true", "reward.overlong_buffer.len=600"], "reward.overlong_buffer.len", 600, "reward.overlong_buffer.len=128"),
+    (["reward.overlong_buffer.enable=true", "reward.overlong_buffer.len=600"],
+     "reward.overlong_buffer.len", 600, "reward.overlong_buffer.len=128"),
     (["reward.overlong_buffer.enable=true", f"{GEN}.response_length=300"],
      "reward.overlong_buffer.max_sampled_tokens", 512, "reward.overlong_buffer.max_sampled_tokens=300"),
     ([f"{GEN}.script_path=s.yaml"], f"{GEN}.script_path", "s.yaml", f"{GEN}.name=scripted"),
