@@ -55,7 +55,9 @@ class BubblewrapSandbox(GuestSandbox):
             argv += ["--ro-bind", prefix, prefix]
         argv += ["--proc", "/proc", "--dev", "/dev", "--size", str(SHM_BYTES), "--tmpfs", "/dev/shm"]
         argv += ["--size", str(self.limits.disk_bytes), "--tmpfs", "/tmp"]
-        fds = []
+        info_read, info_write = os.pipe()
+        argv += ["--info-fd", str(info_write)]
+        fds = [info_write]
         for name in GUEST_FILES:
             fds.append(data_fd(guest_source(name)))
             argv += ["--perms", "0444", "--ro-bind-data", str(fds[-1]), f"/guest/{name}"]
@@ -75,7 +77,9 @@ class BubblewrapSandbox(GuestSandbox):
         for key, value in env.items():
             argv += ["--setenv", key, value]
         argv += [python, "-E", "-s", "-B", "/guest/guest.py", "isolated", "/tmp", "/tmp", "/dev/shm"]
-        return GuestCommand(argv=tuple(argv), env={LABEL_VARIABLE: self.label}, cwd="/", user=user, pass_fds=tuple(fds))
+        return GuestCommand(
+            argv=tuple(argv), env={LABEL_VARIABLE: self.label}, cwd="/", user=user, pass_fds=tuple(fds), guest_pid_fd=info_read
+        )
 
     def _fix(self) -> str:
         return FIX

@@ -78,7 +78,8 @@ def report(error: BaseException, stdout: Any, stderr: Any) -> int:
 
 def keep_program_frames(story: traceback.TracebackException) -> None:
     """Drop frames of the guest and of libraries, in the causes too."""
-    pending, seen = [story], set()
+    pending: list[traceback.TracebackException | None] = [story]
+    seen: set[int] = set()
     while pending:
         one = pending.pop()
         if one is None or id(one) in seen:

@@ -7,8 +7,10 @@ again. Subclasses say only which command makes the place.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -43,6 +45,8 @@ class GuestCommand:
     """Uid and gid to drop to first; None keeps the worker's."""
     pass_fds: tuple[int, ...] = ()
     """Open files that argv names; closed here once the guest has started."""
+    guest_pid_fd: int | None = None
+    """Gives JSON with the guest's pid as `child-pid`, where the guest is not the started process itself."""
 
 
 def guest_source(name: str) -> bytes:
@@ -59,6 +63,8 @@ class GuestSandbox(ABC):
         self.limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._guest_pidfd: int | None = None
+        self._is_killed = False
         self._turn = asyncio.Lock()
 
     @abstractmethod
@@ -72,7 +78,7 @@ class GuestSandbox(ABC):
     @property
     def is_alive(self) -> bool:
         """Whether a call can be made."""
-        return self._socket is not None and self._process is not None and self._process.poll() is None
+        return not self._is_killed and self._process is not None and self._process.poll() is None
 
     async def start(self) -> None:
         """Start the guest and wait until it is ready; SandboxUnavailableError with its last words if it never is."""
@@ -102,14 +108,21 @@ class GuestSandbox(ABC):
             theirs.close()
             for fd in command.pass_fds:
                 os.close(fd)
-        self._socket = ours
+        self._socket, self._is_killed = ours, False
         try:
             header, _ = await self._exchange(None, b"", timeout_s=START_TIMEOUT_S)
             assert header == {"ready": True}, f"guest said {header}"
-        except SandboxError as error:
+            guest_pid = self._process.pid
+            if command.guest_pid_fd is not None:
+                guest_pid = json.loads(os.read(command.guest_pid_fd, 4096))["child-pid"]
+            self._guest_pidfd = os.pidfd_open(guest_pid)
+        except (SandboxError, TimeoutError) as error:
             words = await asyncio.to_thread(self._last_words)
             await self.stop()
             raise SandboxUnavailableError(f"sandbox did not start ({error}): {words}. Fix: {self._fix()}") from error
+        finally:
+            if command.guest_pid_fd is not None:
+                os.close(command.guest_pid_fd)
 
     def _fix(self) -> str:
         return "install a Python 3.9 or newer that every user may run"
@@ -126,7 +139,9 @@ class GuestSandbox(ABC):
 
     async def read(self, path: str) -> bytes:
         """A regular file inside, at most `disk_bytes` of it; OSError as `open` would raise it."""
-        _, payload = await self._exchange({"op": "read", "path": path, "max_bytes": self.limits.disk_bytes}, b"", timeout_s=START_TIMEOUT_S)
+        max_bytes = self.limits.disk_bytes
+        request = {"op": "read", "path": path, "max_bytes": max_bytes}
+        _, payload = await self._exchange(request, b"", timeout_s=START_TIMEOUT_S, max_bytes=max_bytes)
         return payload
 
     async def write(self, path: str, content: bytes) -> None:
@@ -136,9 +151,23 @@ class GuestSandbox(ABC):
     async def stop(self) -> None:
         """Kill the guest with all that runs inside and remove the place; may be called twice."""
         self._kill()
+        async with self._turn:
+            if self._socket is not None:
+                self._socket.close()
+                self._socket = None
+        if self._guest_pidfd is not None:
+            pidfd, self._guest_pidfd = self._guest_pidfd, None
+            # Pid 1 of a namespace counts as ended only when every process in it has.
+            readable, _, _ = await asyncio.to_thread(select.select, [pidfd], [], [], ANSWER_GRACE_S)
+            os.close(pidfd)
+            if not readable:
+                raise SandboxError(f"sandbox {self.label} did not end within {ANSWER_GRACE_S:g} s of its kill")
         if self._process is not None:
             process, self._process = self._process, None
-            await asyncio.to_thread(process.wait, ANSWER_GRACE_S)
+            try:
+                await asyncio.to_thread(process.wait, ANSWER_GRACE_S)
+            except subprocess.TimeoutExpired as error:
+                raise SandboxError(f"sandbox {self.label} did not end within {ANSWER_GRACE_S:g} s of its kill") from error
             if process.stderr is not None:
                 process.stderr.close()
         self._remove()
@@ -150,7 +179,7 @@ class GuestSandbox(ABC):
         clock = asyncio.get_running_loop().time
         started = clock()
         try:
-            header, output = await self._exchange(request, payload, timeout_s=limits.wall_s + ANSWER_GRACE_S)
+            header, output = await self._exchange(request, payload, timeout_s=limits.wall_s + ANSWER_GRACE_S, max_bytes=limits.output_bytes)
         except TimeoutError:
             return CommandResult(stdout=b"", stderr=b"", exit_code=None, killed_by="wall_time", run_s=clock() - started)
         if header["is_suspect"]:
@@ -167,8 +196,10 @@ class GuestSandbox(ABC):
             run_s=header["run_s"],
         )
 
-    async def _exchange(self, request: dict[str, Any] | None, payload: bytes, *, timeout_s: float) -> tuple[dict[str, Any], bytes]:
-        """Send one request (None: only wait) and receive its answer.
+    async def _exchange(
+        self, request: dict[str, Any] | None, payload: bytes, *, timeout_s: float, max_bytes: int = 0
+    ) -> tuple[dict[str, Any], bytes]:
+        """Send one request (None: only wait) and receive its answer, whose payload is of about `max_bytes` at most.
 
         Raises:
             TimeoutError: No answer in time; the sandbox is dead.
@@ -185,7 +216,7 @@ class GuestSandbox(ABC):
                         encoded = json.dumps(request).encode()
                         await self._loop_send(FRAME.pack(len(encoded), len(payload)) + encoded + payload)
                     header_size, payload_size = FRAME.unpack(await self._receive(FRAME.size))
-                    if header_size > MAX_HEADER_BYTES or payload_size > self._max_payload():
+                    if header_size > MAX_HEADER_BYTES or payload_size > max_bytes + 65536:
                         raise SandboxError(f"the guest sent a frame of {header_size} + {payload_size} bytes")
                     header = json.loads(await self._receive(header_size))
                     answer = await self._receive(payload_size)
@@ -198,9 +229,6 @@ class GuestSandbox(ABC):
         if "errno" in header and not header["is_suspect"]:
             raise OSError(header["errno"], header["message"])
         return header, answer
-
-    def _max_payload(self) -> int:
-        return max(self.limits.disk_bytes, self.limits.output_bytes) + 65536
 
     async def _loop_send(self, frame: bytes) -> None:
         assert self._socket is not None, "checked by _exchange"
@@ -217,11 +245,13 @@ class GuestSandbox(ABC):
         return bytes(parts)
 
     def _kill(self) -> None:
+        self._is_killed = True
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
         if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+            # A close would leave an exchange in progress waiting for ever; this ends it with end of file.
+            with contextlib.suppress(OSError):  # the guest's end is closed already
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def _last_words(self) -> str:
         assert self._process is not None, "only asked after a start"

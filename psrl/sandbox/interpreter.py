@@ -26,22 +26,30 @@ class PythonInterpreter(ProgramRunner):
         assert num_workers > 0, "a pool of no workers never answers"
         self._make_sandbox = make_sandbox
         self._num_workers = num_workers
-        self._free: asyncio.Queue[GuestSandbox] | None = None
+        self._free: asyncio.Queue[GuestSandbox | None] | None = None
+        """Sandboxes that nobody uses; None in it says that the pool has been stopped, to each waiting caller in turn."""
+        self._starting = asyncio.Lock()
         self._sandboxes: list[GuestSandbox] = []
 
     async def start(self) -> None:
         """Start all sandboxes at once; a second call does nothing."""
-        if self._free is not None:
-            return
-        self._free = asyncio.Queue(self._num_workers)
-        self._sandboxes = [self._make_sandbox() for _ in range(self._num_workers)]
-        outcomes = await asyncio.gather(*(sandbox.start() for sandbox in self._sandboxes), return_exceptions=True)
-        for failure in outcomes:
-            if isinstance(failure, BaseException):
-                await self.stop()
-                raise failure
-        for sandbox in self._sandboxes:
-            self._free.put_nowait(sandbox)
+        async with self._starting:
+            if self._free is not None:
+                return
+            sandboxes = [self._make_sandbox() for _ in range(self._num_workers)]
+            is_started = False
+            try:
+                outcomes = await asyncio.gather(*(sandbox.start() for sandbox in sandboxes), return_exceptions=True)
+                for failure in outcomes:
+                    if isinstance(failure, BaseException):
+                        raise failure
+                is_started = True
+            finally:
+                if not is_started:
+                    await asyncio.gather(*(sandbox.stop() for sandbox in sandboxes))
+            self._sandboxes, self._free = sandboxes, asyncio.Queue()
+            for sandbox in sandboxes:
+                self._free.put_nowait(sandbox)
 
     async def preflight(self) -> None:
         """Run `print(2+3)`; SandboxUnavailableError with what came instead of 5."""
@@ -54,34 +62,38 @@ class PythonInterpreter(ProgramRunner):
             )
 
     async def run_program(self, code: str) -> CommandResult:
-        """Run one program in a fresh process; waits for a free sandbox, each of which is bounded by the wall time of its program."""
+        """Run one program in a fresh process.
+
+        Consumes a free sandbox; waits while all are busy, each no longer than its program's wall time; unblocked by the
+        program that ends, or by `stop`.
+        """
         await self.start()
-        assert self._free is not None, "start makes the queue"
+        free = self._free
+        assert free is not None, "start makes the queue"
         clock = asyncio.get_running_loop().time
         asked = clock()
-        sandbox = await self._free.get()
+        sandbox = await free.get()
         try:
             for _ in range(NUM_TRIES):
+                if sandbox is None or self._free is not free:
+                    raise SandboxError("the interpreter has been stopped")
                 if not sandbox.is_alive:
-                    sandbox = await self._replace(sandbox)
+                    await sandbox.stop()
+                    await sandbox.start()
                 queue_s = clock() - asked
                 try:
                     result = await sandbox.run_program(code)
                 except SandboxError:
                     continue
                 return dataclasses.replace(result, queue_s=queue_s)
-            return CommandResult(
-                stdout=b"", stderr=b"", exit_code=None, killed_by="sandbox_lost", queue_s=queue_s, run_s=clock() - asked - queue_s
-            )
+            run_s = clock() - asked - queue_s
+            return CommandResult(stdout=b"", stderr=b"", exit_code=None, killed_by="sandbox_lost", queue_s=queue_s, run_s=run_s)
         finally:
-            self._free.put_nowait(sandbox)
+            free.put_nowait(sandbox)
 
     async def stop(self) -> None:
-        """End every sandbox with the programs in it; may be called twice."""
-        sandboxes, self._sandboxes, self._free = self._sandboxes, [], None
+        """End every sandbox with the programs in it, refuse who still waits; may be called twice, and started again after."""
+        sandboxes, self._sandboxes, free, self._free = self._sandboxes, [], self._free, None
+        if free is not None:
+            free.put_nowait(None)
         await asyncio.gather(*(sandbox.stop() for sandbox in sandboxes))
-
-    async def _replace(self, broken: GuestSandbox) -> GuestSandbox:
-        await broken.stop()
-        await broken.start()
-        return broken

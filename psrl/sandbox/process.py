@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from psrl.sandbox.guest_sandbox import LABEL_VARIABLE, GuestCommand, GuestSandbox
-from psrl.sandbox.reaper import FOLDER_PREFIX
+from psrl.sandbox.reaper import FOLDER_PREFIX, kill_all_that_mention
 
 
 class ProcessSandbox(GuestSandbox):
@@ -33,5 +33,7 @@ class ProcessSandbox(GuestSandbox):
 
     def _remove(self) -> None:
         if self._folder is not None:
+            # What a guest that was killed in the middle of a call had under it; its environment names the folder.
+            kill_all_that_mention(self._folder)
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

@@ -7,15 +7,18 @@ container that shares /tmp are never touched.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import signal
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER_PREFIX = "psrl-sandbox-"
+MAX_KILL_ROUNDS = 10
 LABEL = re.compile(rb"(?:PSRL_SANDBOX[=\0]|psrl-sandbox-)(\w+\.\d+\.\d+\.\d+)")
 
 
@@ -52,32 +55,40 @@ def reap(run: str | None = None) -> Leftovers:
     """Remove the leftovers; returns what was removed."""
     found = find_leftovers(run)
     for pid in found.pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):  # it ended since the listing
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:  # it ended since the listing
-            continue
     for folder in found.folders:
         shutil.rmtree(folder, ignore_errors=True)
     return found
 
 
+def kill_all_that_mention(folder: str) -> None:
+    """Kill the processes whose command line or environment names a sandbox's folder, until none is left or ten rounds were not enough."""
+    for _ in range(MAX_KILL_ROUNDS):
+        found = [pid for pid, text in _process_texts() if os.fsencode(folder) in text]
+        if not found:
+            return
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):  # it ended since the listing
+                os.kill(pid, signal.SIGKILL)
+
+
 def labelled_processes() -> dict[int, str]:
     """Label by pid of every process that psrl started for a sandbox and that has not ended."""
-    found = {}
+    matches = {pid: LABEL.search(text) for pid, text in _process_texts()}
+    return {pid: match[1].decode() for pid, match in matches.items() if match}
+
+
+def _process_texts() -> Iterator[tuple[int, bytes]]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         text = b""
         # The guest's environment is closed to ordinary users, its command line is not.
         for name in ("cmdline", "environ"):
-            try:
+            with contextlib.suppress(OSError):  # ended, or another user's
                 text += (entry / name).read_bytes() + b"\0"
-            except OSError:  # ended, or another user's
-                continue
-        match = LABEL.search(text)
-        if match:
-            found[int(entry.name)] = match[1].decode()
-    return found
+        yield int(entry.name), text
 
 
 def _is_orphan(label: str, run: str | None) -> bool:

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from psrl.config.sandbox import SandboxConfig
-from psrl.errors import SandboxUnavailableError
+from psrl.errors import SandboxError, SandboxUnavailableError
 from psrl.sandbox import build_interpreter
 from psrl.sandbox.reaper import labelled_processes
 
@@ -177,6 +177,23 @@ def test_preflight_says_what_came_instead_of_5():
 
     with pytest.raises(SandboxUnavailableError, match=r"must print 5.*Fix"):
         asyncio.run(play())
+
+
+def test_stop_refuses_callers_that_wait_and_the_one_that_runs_and_leaves_nothing():
+    async def play():
+        interpreter = build_interpreter(SandboxConfig(num_workers=1), run="stopped")
+        await interpreter.start()
+        calls = [asyncio.create_task(interpreter.run_program("import time\ntime.sleep(99)")) for _ in range(4)]
+        await asyncio.sleep(0)
+        await interpreter.stop()
+        async with asyncio.timeout(10):
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        await interpreter.stop()
+        return outcomes
+
+    outcomes = asyncio.run(play())
+    assert [type(outcome) for outcome in outcomes] == [SandboxError] * 4
+    assert not [label for label in labelled_processes().values() if label.startswith("stopped.")]
 
 
 @pytest.mark.slow
