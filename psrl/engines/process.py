@@ -1,0 +1,115 @@
+"""An engine as a child process: started, watched, stopped.
+
+Invariant: the child listens on a socket that the parent has bound, so its port cannot be taken by another; it ends with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from psrl.errors import ProcessDiedError
+
+POLL_S = 0.05
+STOP_GRACE_S = 5.0
+LAST_WORDS_BYTES = 4000
+
+
+class EngineProcess:
+    """One engine server.
+
+    Example:
+        `EngineProcess([sys.executable, "-m", "psrl.engines.torch", "--model-path", path], log_path=folder / "engine.log")`;
+        `--fd` and `--parent-pid` are added.
+    """
+
+    def __init__(self, argv: Sequence[str], *, log_path: Path, env: dict[str, str] | None = None, host: str = "127.0.0.1") -> None:
+        """`env` replaces the child's whole environment; None passes the parent's on. Nothing runs before `start`."""
+        self._argv, self._env, self._host = list(argv), env, host
+        self.log_path = log_path
+        self._process: subprocess.Popen[bytes] | None = None
+        self.url = ""
+
+    async def start(self, timeout_s: float) -> None:
+        """Spawn and wait until `/health` answers 200.
+
+        Raises:
+            ProcessDiedError: It ended, or was not ready in time (then it is stopped); with its last words.
+        """
+        self._spawn()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=2.0) as http:
+            while True:
+                if (code := self.poll()) is not None:
+                    raise ProcessDiedError(f"engine ended with {code} at its start; last words: {self.last_words()}")
+                if await _is_healthy(http):
+                    return
+                if asyncio.get_running_loop().time() > deadline:
+                    self.stop()
+                    raise ProcessDiedError(f"engine is not ready after {timeout_s:.0f} s; last words: {self.last_words()}")
+                await asyncio.sleep(POLL_S)
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        assert self._process is not None, "the engine process was not started"
+        return self._process.poll()
+
+    @property
+    def pid(self) -> int:
+        """Of the child, which leads its own process group."""
+        assert self._process is not None, "the engine process was not started"
+        return self._process.pid
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        if not self.log_path.exists():
+            return "(no log)"
+        with open(self.log_path, "rb") as file:
+            file.seek(max(0, self.log_path.stat().st_size - LAST_WORDS_BYTES))
+            return file.read().decode(errors="replace").strip() or "(nothing)"
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """TERM, then KILL, to the whole process group; may be called twice."""
+        if self._process is None:
+            return
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, signal_number)
+            except ProcessLookupError:
+                break
+            try:
+                self._process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                continue
+        self._process.wait(grace_s)
+
+    def _spawn(self) -> None:
+        assert self._process is None, "the engine process was started before"
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, open(self.log_path, "wb") as log:
+            listener.bind((self._host, 0))
+            self.url = f"http://{self._host}:{listener.getsockname()[1]}"
+            argv = [*self._argv, "--fd", str(listener.fileno()), "--parent-pid", str(os.getpid())]
+            self._process = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,
+            )
+
+
+async def _is_healthy(http: httpx.AsyncClient) -> bool:
+    try:
+        return (await http.get("/health")).status_code == 200
+    except httpx.HTTPError:
+        return False

@@ -1,0 +1,138 @@
+"""One forward pass over a mixed batch: sequences that decode one token, and spans of prompts.
+
+Invariant: rows 0..num_decode-1 of the flat batch are one token each of the sequences in slots 0..num_decode-1; spans follow. Keys
+and values are written before they are read, so a span sees itself.
+
+Shapes: T flat tokens, H heads, K kv heads, D head size, S slots, M longest sequence, R rows that need logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from psrl.engines.torch.architecture import rope_tables
+from psrl.engines.torch.weights import Layer, Weights
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """Tokens `start` to `end` of the sequence in `slot`."""
+
+    slot: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """What one step computes."""
+
+    token_ids_T: np.ndarray
+    positions_T: np.ndarray
+    slots_T: np.ndarray
+    num_decode: int
+    spans: list[Span]
+    rows_R: np.ndarray
+    """Flat indices whose logits are wanted."""
+
+
+class Forward:
+    """The model over a slotted cache of keys and values."""
+
+    def __init__(self, weights: Weights, keys_values: torch.Tensor, *, max_len: int) -> None:
+        """`keys_values`: [layers, 2, S, K, >= max_len, D], finite everywhere."""
+        shape = weights.shape
+        self._weights = weights
+        self._cache = keys_values
+        device, dtype = keys_values.device, keys_values.dtype
+        cos, sin = rope_tables(shape, max_len=max_len)
+        self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)
+        self._device = device
+        self._range = torch.arange(max_len, device=device)
+
+    def logits(self, batch: Batch) -> torch.Tensor:
+        """[R, V] float32."""
+        shape = self._weights.shape
+        tokens, positions, slots, rows = (
+            torch.from_numpy(array).to(self._device) for array in (batch.token_ids_T, batch.positions_T, batch.slots_T, batch.rows_R)
+        )
+        cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        mask = None
+        decode_len = 0
+        if batch.num_decode:
+            decode_len = int(batch.positions_T[: batch.num_decode].max()) + 1
+            mask = torch.zeros((batch.num_decode, 1, 1, decode_len), dtype=self._cache.dtype, device=self._device)
+            mask.masked_fill_((self._range[:decode_len] > positions[: batch.num_decode, None])[:, None, None], float("-inf"))
+        span_masks = [
+            None if span.start == 0 else self._range[: span.end] <= self._range[span.start : span.end, None] for span in batch.spans
+        ]
+        x = F.embedding(tokens, self._weights.embedding)
+        size = (shape.hidden_size,)
+        for layer, (keys, values) in zip(self._weights.layers, self._cache, strict=True):
+            normed = F.rms_norm(x, size, layer.input_norm, shape.rms_norm_eps)
+            q, k, v = self._project(layer, normed, cos, sin)
+            keys[slots, :, positions] = k
+            values[slots, :, positions] = v
+            attended = self._attend(q, keys, values, batch, mask, decode_len, span_masks)
+            x = x + F.linear(attended, layer.output, layer.output_bias)
+            normed = F.rms_norm(x, size, layer.mlp_norm, shape.rms_norm_eps)
+            gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x = x + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+        if len(batch.rows_R) != len(batch.token_ids_T):
+            x = x[rows]
+        return F.linear(F.rms_norm(x, size, self._weights.final_norm, shape.rms_norm_eps), self._weights.head).float()
+
+    def _project(
+        self, layer: Layer, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """q [T, H, D], k and v [T, K, D], rotated."""
+        shape = self._weights.shape
+        num_heads, num_kv, size = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(-1, num_heads + 2 * num_kv, size)
+        qk, v = qkv[:, : num_heads + num_kv], qkv[:, num_heads + num_kv :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q_normed = F.rms_norm(qk[:, :num_heads], (size,), layer.q_norm, shape.rms_norm_eps)
+            k_normed = F.rms_norm(qk[:, num_heads:], (size,), layer.k_norm, shape.rms_norm_eps)
+            qk = torch.cat((q_normed, k_normed), 1)
+        rotated = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)
+        return rotated[:, :num_heads], rotated[:, num_heads:], v
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        batch: Batch,
+        mask: torch.Tensor | None,
+        decode_len: int,
+        span_masks: list[torch.Tensor | None],
+    ) -> torch.Tensor:
+        """[T, H * D]."""
+        shape = self._weights.shape
+        num_decode = batch.num_decode
+        parts = []
+        if num_decode:
+            # The queries that share a kv head are the query axis: one pass over each key, whatever the number of heads.
+            grouped = q[:num_decode].reshape(num_decode, shape.num_kv_heads, -1, shape.head_dim)
+            attended = F.scaled_dot_product_attention(
+                grouped, keys[:num_decode, :, :decode_len], values[:num_decode, :, :decode_len], attn_mask=mask
+            )
+            parts.append(attended.reshape(num_decode, -1))
+        row = num_decode
+        for span, span_mask in zip(batch.spans, span_masks, strict=True):
+            length = span.end - span.start
+            attended = F.scaled_dot_product_attention(
+                q[row : row + length].transpose(0, 1).unsqueeze(0),
+                keys[span.slot, :, : span.end].unsqueeze(0),
+                values[span.slot, :, : span.end].unsqueeze(0),
+                attn_mask=span_mask,
+                is_causal=span_mask is None,
+                enable_gqa=shape.num_heads != shape.num_kv_heads,
+            )
+            parts.append(attended[0].transpose(0, 1).reshape(length, -1))
+            row += length
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,136 @@
+"""Slots: rows of the KV cache with the tokens whose keys they hold.
+
+Invariant: slots 0..num_running-1 belong to running sequences, the others hold ended turns (or nothing) and are the prefix cache.
+The keys of a slot's first `num_computed` tokens are valid for the current weights; `num_tokens` are known (prompt and sampled).
+Decoding reads slots 0..n-1 in place, so sequences that end are swapped out of the way.
+
+Shapes: S slots, M longest sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from psrl.engines.torch.architecture import Architecture
+
+ROW_PADDING = 16
+"""Positions added to each row so that rows do not lie a power of two apart, where they would share cache sets."""
+MIN_SHARED_TOKENS = 16
+"""A prefix that another sequence is about to compute is waited for when it saves at least this many tokens."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrefixMatch:
+    """The slot that holds the longest beginning of a prompt."""
+
+    slot: int
+    num_tokens: int
+    num_coming: int
+    """The longest beginning that running sequences will hold after their prefill."""
+
+
+class SlotTable:
+    """Host-side arrays by slot, beside the cache of keys and values."""
+
+    def __init__(self, keys_values: torch.Tensor, *, num_slots: int, max_len: int) -> None:
+        """`keys_values`: [layers, 2, S, kv_heads, >= M, head_dim]."""
+        self.keys_values = keys_values
+        self.num_slots = num_slots
+        self.num_running = 0
+        self.tokens = np.zeros((num_slots, max_len), np.int64)
+        self.logprobs = np.zeros((num_slots, max_len), np.float32)
+        self.versions = np.zeros((num_slots, max_len), np.int32)
+        self.num_tokens = np.zeros(num_slots, np.int64)
+        self.num_computed = np.zeros(num_slots, np.int64)
+        self.last_used = np.zeros(num_slots, np.int64)
+        self._clock = 0
+
+    def match(self, prompt: np.ndarray) -> PrefixMatch:
+        """Compare a prompt with every slot; its last token always stays to be computed."""
+        length = len(prompt) - 1
+        differs = self.tokens[:, :length] != prompt[:length]
+        agree = np.where(differs.any(1), differs.argmax(1), length) if length else np.zeros(self.num_slots, np.int64)
+        ready = np.minimum(agree, self.num_computed)
+        coming = np.minimum(agree, self.num_tokens)[: self.num_running]
+        # Of equal matches take one that ends there: an ended turn that this prompt goes on with.
+        slot = int(np.lexsort((self.num_computed, -ready))[0])
+        return PrefixMatch(slot=slot, num_tokens=int(ready[slot]), num_coming=int(coming.max()) if len(coming) else 0)
+
+    def admit(self, prompt: np.ndarray, match: PrefixMatch) -> int:
+        """Make the next running slot hold the prompt, with what `match` found; returns the slot."""
+        slot, source = self.num_running, match.slot
+        if source >= slot and match.num_tokens == self.num_computed[source] > 0:
+            self.swap(slot, source)
+        else:
+            idle = np.arange(slot, self.num_slots)
+            age = self.last_used[slot:] + np.where(self.num_computed[slot:] == 0, -(2**62), 0) + np.where(idle == source, 2**61, 0)
+            victim = int(idle[age.argmin()])
+            if victim != source:
+                self.num_computed[victim] = 0
+            self.swap(slot, victim)
+            source = {slot: victim, victim: slot}.get(source, source)
+            if source != slot and match.num_tokens:
+                shared = self.keys_values[:, :, :, :, : match.num_tokens]
+                shared[:, :, slot].copy_(shared[:, :, source])
+        self.tokens[slot, : len(prompt)] = prompt
+        self.num_tokens[slot] = len(prompt)
+        self.num_computed[slot] = match.num_tokens
+        self.num_running += 1
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Turn a running slot into cache; the last running slot takes its place."""
+        self._clock += 1
+        self.num_tokens[slot] = self.num_computed[slot] = min(self.num_computed[slot], self.num_tokens[slot])
+        self.last_used[slot] = self._clock
+        self.swap(slot, self.num_running - 1)
+        self.num_running -= 1
+
+    def swap(self, a: int, b: int) -> None:
+        """Exchange two slots, keys and values included."""
+        if a == b:
+            return
+        for array in (self.tokens, self.logprobs, self.versions, self.num_tokens, self.num_computed, self.last_used):
+            array[[a, b]] = array[[b, a]]
+        for source, target in ((a, b), (b, a)):
+            # After the exchange of the counts, num_computed[target] counts what `source` held.
+            if self.num_computed[source] == 0:
+                used = self.keys_values[:, :, :, :, : int(self.num_computed[target])]
+                used[:, :, target].copy_(used[:, :, source])
+                return
+        used = self.keys_values[:, :, :, :, : int(max(self.num_computed[a], self.num_computed[b]))]
+        kept = used[:, :, a].clone()
+        used[:, :, a].copy_(used[:, :, b])
+        used[:, :, b].copy_(kept)
+
+    def clear_idle(self) -> None:
+        """Forget ended turns."""
+        self.num_tokens[self.num_running :] = 0
+        self.num_computed[self.num_running :] = 0
+
+    def clear_all(self) -> None:
+        """Forget all keys; running sequences keep their tokens and are computed again."""
+        self.clear_idle()
+        self.num_computed[:] = 0
+
+    @property
+    def usage(self) -> float:
+        """Share of the cache's positions that hold keys."""
+        return float(self.num_computed.sum()) / self.tokens.size
+
+
+def cache_bytes(shape: Architecture, *, num_slots: int, max_len: int, dtype: torch.dtype) -> int:
+    """Memory of the keys and values."""
+    return shape.num_layers * 2 * num_slots * shape.num_kv_heads * (max_len + ROW_PADDING) * shape.head_dim * dtype.itemsize
+
+
+def allocate_cache(shape: Architecture, *, num_slots: int, max_len: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros (masked positions are multiplied by 0, so they must be finite); on CPU pages are taken when first written."""
+    size = (shape.num_layers, 2, num_slots, shape.num_kv_heads, max_len + ROW_PADDING, shape.head_dim)
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    flat = np.zeros(cache_bytes(shape, num_slots=num_slots, max_len=max_len, dtype=dtype), np.uint8)
+    return torch.from_numpy(flat).view(dtype).view(size)
