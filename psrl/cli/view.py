@@ -51,7 +51,7 @@ def _overview(records: list[tuple[int, EpisodeRecord]]) -> Table:
     table = Table(box=SIMPLE_HEAD)
     for name in ("episode", "step", "task", "outcome", "reward", "turns", "tokens"):
         table.add_column(name, no_wrap=True)
-    table.add_column("last words", no_wrap=True, overflow="ellipsis")
+    table.add_column("last words")
     for number, record in records:
         result, score = record.episode.result, record.episode.score
         turns = sum(trajectory.num_turns for trajectory in result.trajectories)

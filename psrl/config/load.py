@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,7 @@ def _package_path(relative: str) -> str:
     return str(PACKAGE_FOLDER / relative)
 
 
+@cache
 def _schema() -> DictConfig:
     """The typed tree, with validation rollouts following training rollouts."""
     schema: DictConfig = OmegaConf.structured(Config)
