@@ -36,6 +36,7 @@ TICK_S = 0.05
 """How often memory, CPU and process count of the whole tree are summed."""
 OUTPUT_KILL_FACTOR = 256
 """A program that prints this many times its cap is ended; reading it to its time limit would only burn CPU."""
+NUM_RLIMITS = 16  # Linux, on every architecture
 MAX_FILES = 20_000
 MAX_FILES_CLEANED = 2_000
 """More leftovers than this are removed by replacing the sandbox."""
@@ -95,6 +96,7 @@ class Guest:
         self._work = work
         self._scratch = scratch
         self._run_program = run_program
+        self._posture = posture()
         self._page = resource.getpagesize()
         self._ticks = os.sysconf("SC_CLK_TCK")
 
@@ -239,7 +241,7 @@ class Guest:
             except OSError:  # it ended since the listing
                 continue
             parents[int(name)] = int(fields[1])
-            cpu[int(name)] = (int(fields[11]) + int(fields[12])) / self._ticks
+            cpu[int(name)] = sum(map(int, fields[11:15])) / self._ticks  # with the children that it waited for
         if self._is_isolated:
             return cpu
         mine, grown = {os.getpid()}, True
@@ -284,7 +286,9 @@ class Guest:
             os.kill(pid, signal.SIGKILL)
 
     def _clean(self) -> bool:
-        """Empty the scratch folders; False if that cannot be done, and the sandbox must be replaced."""
+        """Empty the scratch folders; False if that cannot be done or the guest was tampered with: the sandbox must be replaced."""
+        if posture() != self._posture:
+            return False
         for folder in self._scratch:
             try:
                 os.chmod(folder, 0o700)
@@ -345,6 +349,12 @@ class Guest:
         for kind, bound in bounds.items():
             resource.setrlimit(kind, (bound, bound))
         resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s) + 1))
+
+
+def posture() -> tuple[Any, ...]:
+    """What one process can change in another of the same user without a signal or a trace: limits and scheduling."""
+    limits = tuple(resource.prlimit(0, kind) for kind in range(NUM_RLIMITS))
+    return limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), os.sched_getscheduler(0)
 
 
 def main() -> None:

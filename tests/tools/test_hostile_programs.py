@@ -3,6 +3,7 @@
 # ruff: noqa: E501  # one program per row
 
 import asyncio
+import os
 import time
 from dataclasses import dataclass
 
@@ -18,8 +19,9 @@ WALL_S = 2.0
 SETTINGS = SandboxConfig(num_workers=1, wall_s=WALL_S, cpu_s=20, memory_mb=256, num_processes=16, output_kb=8, disk_mb=8)
 NUM_LANES = 4
 RUN = "hostile"
-PROBE = """
+PROBE = f"""
 import os
+if os.getpriority(os.PRIO_PROCESS, 0) != {os.getpriority(os.PRIO_PROCESS, 0)} or os.sched_getscheduler(0) != 0: print('slowed down')
 processes = [name for name in os.listdir('/proc') if name.isdigit()]
 print(len(processes), os.listdir('/tmp'), os.listdir('/dev/shm'))
 """
@@ -104,6 +106,9 @@ PROGRAMS = [
     ("repr that never ends", "class A:\n    def __repr__(self):\n        while True: pass\nA()", {"timeout"}, "out of time"),
     ("null bytes in source", "print(1)\0", {"exception"}, "null bytes"),
     ("not Python", "what is this?", {"exception"}, "SyntaxError"),
+    ("lowers limits of pid 1", "import resource\nfor kind in range(16):\n    try: resource.prlimit(1, kind, (0, 0))\n    except (OSError, ValueError): pass\nprint('done')",
+     {None, "sandbox_lost"}, ""),
+    ("slows pid 1 down", "import os\nos.setpriority(os.PRIO_PROCESS, 1, 19)\nos.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))\nprint('done')", {None}, "done"),
     ("raises limits", "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))", {"exception"}, "Error"),
 ]  # fmt: skip
 
