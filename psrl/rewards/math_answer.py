@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-_BOX = re.compile(r"\\boxed\s*\{")
+_MARK = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
+"""A box, an escaped character (two characters, which count for nothing), or a brace."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)")
 _MAX_DIGITS = 4000
 """Longer numbers are compared as text only: Python refuses to convert them."""
@@ -27,27 +28,19 @@ def last_boxed(text: str) -> str | None:
     Example:
         last_boxed(r"\boxed{1}, no: \boxed{\frac{1}{2}}. Done \boxed{") is r"\frac{1}{2}".
     """
-    for match in reversed(list(_BOX.finditer(text))):
-        content = _balanced(text, match.end())
-        if content is not None:
-            return content
-    return None
-
-
-def _balanced(text: str, start: int) -> str | None:
-    depth, position = 1, start
-    while position < len(text):
-        character = text[position]
-        if character == "\\":
-            position += 1
-        elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start:position]
-        position += 1
-    return None
+    answer: tuple[int, int] | None = None
+    open_braces: list[tuple[int, bool]] = []  # (where its content begins, whether it is a box)
+    position = 0
+    while (found := _MARK.search(text, position)) is not None:
+        position = found.end()
+        mark = found[0]
+        if mark == "}" and open_braces:
+            start, is_box = open_braces.pop()
+            if is_box and (answer is None or start > answer[0]):
+                answer = (start, found.start())
+        elif mark[-1] == "{" and len(mark) != 2:
+            open_braces.append((position, mark != "{"))
+    return text[slice(*answer)] if answer is not None else None
 
 
 def normalise(answer: str) -> str:

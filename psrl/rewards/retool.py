@@ -13,7 +13,7 @@ from psrl.rewards.math_scorer import BoxChecker
 from psrl.types import LoopResult, Score, Task
 
 TOOL_TURNS = "tool_turns"
-"""Counter of an episode: turns that made at least one call, whatever came of it."""
+"""Counter of an episode: turns of which a call reached a tool, whatever came of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

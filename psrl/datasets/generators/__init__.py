@@ -6,21 +6,11 @@ A generator is made anew for each use and must give the same tasks for the same 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+from psrl.datasets.demonstrations import Demonstration
 from psrl.registry import Registry
-from psrl.types import Message, Task
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Demonstration:
-    """An episode written by a script, for supervised fine-tuning."""
-
-    messages: tuple[Message, ...]
-    """The whole conversation. Assistant messages hold their calls as text, so that broken calls can be shown too."""
-    has_tools: bool
-    """Whether the prompt offers the tools."""
+from psrl.types import Task
 
 
 class TaskGenerator(Protocol):

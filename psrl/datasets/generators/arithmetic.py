@@ -1,4 +1,4 @@
-"""Arithmetic that is easy or long: the tasks of `retool_tiny`, and scripted episodes of a mediocre solver.
+"""Arithmetic that is easy or long: the tasks of `retool_tiny`, and scripted episodes to imitate.
 
 Easy tasks have two single digits; a small model knows their answers by heart. Long ones have two or three operands of two or
 three digits; a small model can only guess, an interpreter knows. So what there is to learn is when to call, what to pass and how
@@ -16,8 +16,9 @@ import json
 import random
 from dataclasses import dataclass
 
-from psrl.datasets.generators import Demonstration, generators
-from psrl.types import Message, Role, Task, TaskUid
+from psrl.datasets.demonstrations import Demonstration
+from psrl.datasets.generators import generators
+from psrl.types import Message, Role, Task, TaskUid, ToolSchema
 
 SYSTEM_TEXT = "Answer in \\boxed{}."
 QUESTIONS = ("What is {}?", "Compute {}.", "Evaluate {}.", "Find {}.")
@@ -26,14 +27,35 @@ EASY_SHARE = 0.3
 VAL_SHARE = 8
 """One question in so many belongs to validation."""
 
-# The mediocre solver. A lazy guess is the likelier first move on long tasks, so that the greedy policy fails too.
-CALL_SHARE_LONG = 0.36
-CALL_SHARE_EASY = 0.15
+INTERPRETER = ToolSchema(
+    name="code_interpreter",
+    description="Run a Python program.",
+    parameters={"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+)
+"""What demonstrations are offered."""
 NO_TOOLS_SHARE = 0.1
 """Episodes whose prompt offers no tool, so that the text-only control is no surprise to the model."""
-BROKEN_CALL_SHARE = 0.1
-IGNORED_OUTPUT_SHARE = 0.05
 GUESS_SPREAD = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Solver:
+    """Who plays the scripted episodes."""
+
+    call_share_long: float
+    """How often a long task begins with a call; else with a guess."""
+    call_share_easy: float
+    broken_call_share: float
+    """Calls that fail; then the solver tries again or guesses."""
+    ignored_output_share: float
+    """Right outputs after which a long task is still guessed."""
+
+
+DILIGENT = Solver(call_share_long=0.97, call_share_easy=0.4, broken_call_share=0.04, ignored_output_share=0.0)
+LAZY = Solver(call_share_long=0.36, call_share_easy=0.1, broken_call_share=0.1, ignored_output_share=0.05)
+"""A guess is the likelier first move on long tasks, so that the greedy policy fails too."""
+LAZY_SHARE = 0.12
+"""The last part of the demonstrations is lazy: the model first learns how to call, then that it mostly need not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,9 +93,11 @@ class ArithmeticGenerator:
         return [_task(problem, f"val-{index}") for index, problem in enumerate(problems.values())]
 
     def demonstrations(self, count: int, *, seed: int) -> list[Demonstration]:
-        """Right calls, broken calls, missing calls and lazy guesses."""
+        """Right calls, broken calls, missing calls and lazy guesses; to be learned in this order."""
         rng = random.Random(f"arithmetic-demonstrations-{seed}")
-        return [demonstrate(_draw(rng, is_val=False), rng) for _ in range(count)]
+        num_diligent = count - round(count * LAZY_SHARE)
+        solvers = (DILIGENT if index < num_diligent else LAZY for index in range(count))
+        return [demonstrate(_draw(rng, is_val=False), solver, rng) for solver in solvers]
 
 
 def prompt_of(problem: Problem) -> tuple[Message, ...]:
@@ -81,21 +105,21 @@ def prompt_of(problem: Problem) -> tuple[Message, ...]:
     return (Message(role=Role.SYSTEM, content=SYSTEM_TEXT), Message(role=Role.USER, content=problem.question))
 
 
-def demonstrate(problem: Problem, rng: random.Random) -> Demonstration:
-    """One episode of the mediocre solver."""
+def demonstrate(problem: Problem, solver: Solver, rng: random.Random) -> Demonstration:
+    """One episode of a solver."""
     messages = list(prompt_of(problem))
     has_tools = rng.random() >= NO_TOOLS_SHARE
-    calls = has_tools and rng.random() < (CALL_SHARE_EASY if problem.is_easy else CALL_SHARE_LONG)
+    calls = has_tools and rng.random() < (solver.call_share_easy if problem.is_easy else solver.call_share_long)
     known = problem.answer if problem.is_easy else None
-    if calls and rng.random() < BROKEN_CALL_SHARE:
+    if calls and rng.random() < solver.broken_call_share:
         messages += _broken_call(problem, rng)
         calls = rng.random() < 0.5
     if calls:
         messages += [_assistant(call_text(f"print({problem.expression})")), Message(role=Role.TOOL, content=str(problem.answer))]
-        known = problem.answer if rng.random() >= IGNORED_OUTPUT_SHARE else known
+        known = problem.answer if rng.random() >= solver.ignored_output_share else known
     answer = known if known is not None else problem.answer + rng.randint(1, GUESS_SPREAD) * rng.choice((-1, 1))
     messages.append(_assistant(f"The answer is \\boxed{{{answer}}}."))
-    return Demonstration(messages=tuple(messages), has_tools=has_tools)
+    return Demonstration(messages=tuple(messages), tools=(INTERPRETER,) if has_tools else ())
 
 
 def call_text(code: str) -> str:

@@ -8,13 +8,13 @@ with and without the header before it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from psrl.types import Message, ToolSchema
+from psrl.datasets.demonstrations import Demonstration
 
 VOCAB_SIZE = 512
 MAX_TOKEN_CHARS = 16
@@ -83,12 +83,11 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def render_text(template: str, messages: Sequence[Message], tools: Sequence[ToolSchema], *, add_generation_prompt: bool = False) -> str:
-    """A conversation as `template` writes it; what `tokenizer.apply_chat_template` gives before it encodes."""
+def conversation_text(demonstration: Demonstration) -> str:
+    """A conversation as the chat template writes it, for training the tokenizer."""
     rendered, _ = render_jinja_template(
-        conversations=[[message.to_template() for message in messages]],
-        tools=[tool.to_template() for tool in tools] or None,
-        chat_template=template,
-        add_generation_prompt=add_generation_prompt,
+        conversations=[[message.to_template() for message in demonstration.messages]],
+        tools=[tool.to_template() for tool in demonstration.tools] or None,
+        chat_template=CHAT_TEMPLATE,
     )
     return rendered[0]

@@ -1,0 +1,1 @@
+"""Grade-school mathematics in one turn."""

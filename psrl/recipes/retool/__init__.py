@@ -1,0 +1,1 @@
+"""A real model learns to use an interpreter on real rows."""

@@ -1,0 +1,31 @@
+"""`psrl prepare retool_tiny`: makes the cold-started model again. Not needed to train: the package ships it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from psrl.errors import ConfigError
+from psrl.recipes.retool_tiny.cold_start import SFT, make_model
+from psrl.training.sft import SftProgress
+
+DEFAULT_OUTPUT = Path("models/retool_tiny")
+REPORT_EVERY = 50
+
+
+def prepare(source: Path | None = None, output: Path | None = None, *, num_steps: int = SFT.num_steps) -> Path:
+    """Write tokenizer and weights to `output`, a Hugging Face folder, and return it.
+
+    Raises:
+        ConfigError: A source was given; everything is made from a seed.
+    """
+    if source is not None:
+        raise ConfigError(key="--source", value=str(source), rule="retool_tiny makes its data itself", fix="leave --source out")
+    folder = output or DEFAULT_OUTPUT
+    make_model(folder, num_steps=num_steps, on_step=_show)
+    print(f"model written to {folder}; train with train_actor_rollout_ref.model.path={folder}")
+    return folder
+
+
+def _show(progress: SftProgress) -> None:
+    if progress.step % REPORT_EVERY == 0 or progress.step == progress.num_steps:
+        print(f"step {progress.step}/{progress.num_steps}  loss {progress.loss:.3f}  {progress.seconds:.0f} s", flush=True)

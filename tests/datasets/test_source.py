@@ -1,0 +1,108 @@
+"""The order of tasks depends on data, seed and position only."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psrl.config.data import DataConfig, GeneratorConfig
+from psrl.datasets.source import SourceReport, TaskSource, build_source
+from psrl.errors import ConfigError
+from psrl.types import Message, Role, Task, TaskUid
+
+REPORT = SourceReport(num_train=0, num_val=0, bad_row_counts={}, num_overlong=0)
+
+
+def tasks(count):
+    prompt = (Message(role=Role.USER, content="?"),)
+    return [Task(uid=TaskUid(str(row)), prompt=prompt, data_source="test", extra_info={"row": row}) for row in range(count)]
+
+
+def source(count=10, *, shuffle=True, seed=1, num_val=0):
+    return TaskSource(tasks(count), tasks(num_val), shuffle=shuffle, seed=seed, report=REPORT)
+
+
+def uids(some):
+    return [task.uid for task in some]
+
+
+def test_every_epoch_gives_every_row_once_in_another_order():
+    given_tasks = source(10).next_tasks(30)
+    epochs = [[task.extra_info["row"] for task in given_tasks[start : start + 10]] for start in (0, 10, 20)]
+    assert [sorted(epoch) for epoch in epochs] == [list(range(10))] * 3
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_uids_name_epoch_and_row_and_never_repeat():
+    given_tasks = source(4).next_tasks(12)
+    assert len(set(uids(given_tasks))) == 12
+    assert all(task.uid == f"train-{index // 4}-{task.extra_info['row']}" for index, task in enumerate(given_tasks))
+
+
+def test_without_shuffling_rows_come_in_the_order_of_the_files():
+    assert uids(source(3, shuffle=False).next_tasks(5)) == ["train-0-0", "train-0-1", "train-0-2", "train-1-0", "train-1-1"]
+
+
+def test_the_seed_decides_the_order():
+    assert uids(source(20, seed=1).next_tasks(20)) == uids(source(20, seed=1).next_tasks(20))
+    assert uids(source(20, seed=1).next_tasks(20)) != uids(source(20, seed=2).next_tasks(20))
+
+
+@given(count=st.integers(1, 12), before=st.lists(st.integers(0, 9), max_size=5), after=st.integers(1, 30), shuffle=st.booleans())
+def test_the_order_survives_a_resume_at_any_place(count, before, after, shuffle):
+    unbroken, resumed = source(count, shuffle=shuffle), source(count, shuffle=shuffle)
+    for size in before:
+        unbroken.next_tasks(size)
+    resumed.load_state_dict(unbroken.state_dict())
+    assert uids(resumed.next_tasks(after)) == uids(unbroken.next_tasks(after))
+
+
+@pytest.mark.parametrize("other", [source(11), source(10, seed=2), source(10, shuffle=False)])
+def test_the_place_in_another_order_is_refused(other):
+    with pytest.raises(ConfigError, match="resume with the data settings of the run"):
+        other.load_state_dict(source(10).state_dict())
+
+
+def test_validation_tasks_are_always_the_same():
+    it = source(3, num_val=2)
+    it.next_tasks(5)
+    assert uids(it.validation_tasks()) == uids(it.validation_tasks()) == ["val-0-0", "val-0-1"]
+
+
+def generated(**settings):
+    generator = GeneratorConfig(name="arithmetic", num_train=50, num_val=20)
+    return DataConfig(generator=generator, **settings)
+
+
+def question_length(task):
+    return len(task.prompt[-1].content)
+
+
+def test_too_long_prompts_refuse_the_start():
+    with pytest.raises(ConfigError, match=r"the prompt of \S+ has \d+ tokens") as caught:
+        build_source(generated(max_prompt_length=15), prompt_tokens=question_length)
+    assert "filter_overlong_prompts=true" in str(caught.value)
+
+
+def test_too_long_prompts_are_left_out_and_counted_where_asked_for():
+    whole = build_source(generated(), prompt_tokens=question_length)
+    short = build_source(generated(max_prompt_length=15, filter_overlong_prompts=True), prompt_tokens=question_length)
+    kept = [task for task in whole.next_tasks(50) if question_length(task) <= 15]
+    assert short.report.num_train == len(kept) > 0
+    assert short.report.num_overlong == 70 - short.report.num_train - short.report.num_val
+    assert {task.prompt for task in short.next_tasks(len(kept))} == {task.prompt for task in kept}
+
+
+def test_nothing_is_trained_on_when_every_prompt_is_too_long():
+    with pytest.raises(ConfigError, match="leaves no training task"):
+        build_source(generated(max_prompt_length=1, filter_overlong_prompts=True), prompt_tokens=question_length)
+
+
+def test_the_number_of_validation_tasks_can_be_bounded():
+    it = build_source(generated(val_max_samples=5), prompt_tokens=question_length)
+    assert len(it.validation_tasks()) == it.report.num_val == 5
+
+
+@pytest.mark.parametrize("data", [DataConfig(), DataConfig(train_files=["a.jsonl"], generator=GeneratorConfig(name="arithmetic"))])
+def test_exactly_one_source_of_tasks_is_needed(data):
+    with pytest.raises(ConfigError, match="exactly one"):
+        build_source(data, prompt_tokens=question_length)

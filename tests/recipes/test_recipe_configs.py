@@ -1,0 +1,71 @@
+"""Every shipped recipe loads, and says in its pages and files what a newcomer needs."""
+
+from pathlib import Path
+
+import pytest
+
+from psrl.config.load import RECIPES_FOLDER, load_config, recipe_names
+from psrl.datasets.source import build_source
+from psrl.rewards.scorer import build_scorer
+from psrl.tools.config import load_tools
+
+DOCS = Path(__file__).parent.parent.parent / "docs" / "recipes"
+NO_TOOL = (
+    "gen_actor_rollout_ref.rollout.multi_turn.tool_config_path=null",
+    "gen_actor_rollout_ref.rollout.multi_turn.max_turns=1",
+)
+
+
+@pytest.fixture
+def ready_folder(tmp_path, monkeypatch):
+    """Where `retool` and `gsm8k` find the files that their prepare step writes."""
+    for recipe in ("retool", "gsm8k"):
+        model = tmp_path / "data" / recipe / "SmolLM2-135M-Instruct"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+        for part in ("train", "test"):
+            (model.parent / f"{part}.jsonl").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_recipes_are_those_of_the_docs():
+    assert set(recipe_names()) == {path.parent.name for path in DOCS.glob("*/index.md")}
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_a_recipe_loads_and_its_scorer_and_name_are_its_own(recipe, ready_folder):
+    config = load_config(recipe)
+    assert config.recipe == recipe
+    build_scorer(config.reward, config.custom_reward_function)
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+@pytest.mark.parametrize("page", ["index", "prepare", "training"])
+def test_a_recipe_has_its_pages(recipe, page):
+    assert f"{recipe}" in (DOCS / recipe / f"{page}.md").read_text().splitlines()[0]
+    assert (RECIPES_FOLDER / recipe / "README.md").is_file()
+
+
+@pytest.mark.parametrize("recipe", ["retool_tiny", "retool"])
+def test_the_tools_of_a_recipe_are_those_that_exist(recipe):
+    tools = load_tools(str(RECIPES_FOLDER / recipe / "tools.yaml"), program_runner=None)
+    assert [tool.schema.name for tool in tools] == ["code_interpreter"]
+
+
+def test_the_text_only_control_is_the_same_recipe_with_the_tool_taken_away():
+    with_tool, control = load_config("retool_tiny"), load_config("retool_tiny", NO_TOOL)
+    turns = control.gen_actor_rollout_ref.rollout.multi_turn
+    assert (turns.tool_config_path, turns.max_turns) == (None, 1)
+    assert control.train_actor_rollout_ref.rollout.multi_turn == turns
+    assert control.data == with_tool.data
+    assert control.train_actor_rollout_ref.model == with_tool.train_actor_rollout_ref.model
+    page = (DOCS / "retool_tiny" / "training.md").read_text()
+    assert all(override in page for override in NO_TOOL)
+
+
+def test_the_tiny_recipe_makes_enough_tasks_and_its_prompts_fit():
+    config = load_config("retool_tiny")
+    source = build_source(config.data, prompt_tokens=lambda task: len(task.prompt[-1].content))
+    steps = config.trainer.total_training_steps
+    assert source.report.num_train >= steps * config.data.train_batch_size
+    assert source.report.num_overlong == 0
