@@ -54,8 +54,17 @@ class EngineLoad:
     """Share of the KV cache that holds something, 0 to 1."""
 
 
-TurnDone = Callable[[SampledTurn | None], None]
-"""Called once, from any thread; None says that the engine failed."""
+class TurnFailure(StrEnum):
+    """Why there is no turn."""
+
+    ERROR = "error"
+    """The engine failed: answered 500."""
+    DISCONNECT = "disconnect"
+    """Only of a script: the connection is cut in the middle of the answer."""
+
+
+TurnDone = Callable[[SampledTurn | TurnFailure], None]
+"""Called once, from any thread."""
 
 
 class EngineCore(Protocol):

@@ -6,19 +6,19 @@ Bad input is answered 400 with `{"error": {"message", "field"}}`; a failed engin
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import orjson
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from psrl import __version__
 from psrl.engine_client.bodies import manifest_from_json
-from psrl.engines.contract import EngineCore, PauseMode, SampledTurn, TurnRequest
+from psrl.engines.contract import EngineCore, PauseMode, SampledTurn, TurnFailure, TurnRequest
 from psrl.errors import EngineError, WeightSyncError
 from psrl.protocols import WeightReport
 from psrl.types import FinishReason, PolicyVersion, SamplingParams
@@ -49,7 +49,9 @@ def build_app(core: EngineCore) -> Starlette:
     async def generate(request: Request) -> Response:
         turn_request = read_turn_request(await _json(request), core)
         turn = await _run_turn(core, turn_request, request)
-        if turn is None:
+        if turn is TurnFailure.DISCONNECT:
+            return StreamingResponse(_cut_short(), headers={"content-length": "2"}, media_type="application/json")
+        if turn is TurnFailure.ERROR:
             return _error(500, core.failure or "the engine failed")
         return _json_response(turn_json(turn_request, turn))
 
@@ -219,11 +221,11 @@ def prometheus_text(core: EngineCore) -> str:
     return "".join(f"# TYPE psrl_engine_{name} {kind}\npsrl_engine_{name} {value}\n" for name, (kind, value) in samples.items())
 
 
-async def _run_turn(core: EngineCore, turn_request: TurnRequest, request: Request) -> SampledTurn | None:
+async def _run_turn(core: EngineCore, turn_request: TurnRequest, request: Request) -> SampledTurn | TurnFailure:
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[SampledTurn | None] = loop.create_future()
+    answer: asyncio.Future[SampledTurn | TurnFailure] = loop.create_future()
 
-    def set_answer(turn: SampledTurn | None) -> None:
+    def set_answer(turn: SampledTurn | TurnFailure) -> None:
         if not answer.done():
             answer.set_result(turn)
 
@@ -236,6 +238,11 @@ async def _run_turn(core: EngineCore, turn_request: TurnRequest, request: Reques
         return await asyncio.wait_for(answer, COMMAND_TIMEOUT_S)
     finally:
         hung_up.cancel()
+
+
+async def _cut_short() -> AsyncIterator[bytes]:
+    """Half of the promised two bytes; the server then closes the connection."""
+    yield b"{"
 
 
 async def _finish(future: Future[Answer]) -> Answer:

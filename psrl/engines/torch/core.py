@@ -19,7 +19,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from psrl.engines.contract import EngineLoad, PauseMode, SampledTurn, TurnDone, TurnRequest
+from psrl.engines.contract import EngineLoad, PauseMode, SampledTurn, TurnDone, TurnFailure, TurnRequest
 from psrl.engines.torch.architecture import Architecture
 from psrl.engines.torch.forward import Batch, Forward, Span
 from psrl.engines.torch.sampling import sample, uniforms
@@ -94,7 +94,7 @@ class TorchCore:
             limit=min(len(request.token_ids) + sampling.max_tokens, self.max_model_len),
             stop_ids=np.array(sampling.stop_token_ids, np.int64),
         )
-        self._post(lambda: self._waiting.append(sequence), refused=lambda: on_done(None))
+        self._post(lambda: self._waiting.append(sequence), refused=lambda: on_done(TurnFailure.ERROR))
 
     def abort(self, request_ids: Sequence[str] | None) -> Future[int]:
         """See the contract."""
@@ -180,7 +180,7 @@ class TorchCore:
             for command in unread:
                 command()
             for sequence in [*self._running, *self._waiting]:
-                sequence.on_done(None)
+                sequence.on_done(TurnFailure.ERROR)
             for done in self._drained:
                 done.set_exception(RuntimeError(self.failure))
 
