@@ -64,11 +64,11 @@ class HfRenderer:
         """
         return self.template.encode(self.prompt_text(messages, tools))
 
-    def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
-        """The text whose ids `open` gives."""
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, header: bool = True) -> str:
+        """The text whose ids `open` gives; without `header` it ends where the last message ends."""
         if self.family.tool_support is ToolSupport.PLAIN_TEXT:
-            return self.template.text(as_plain_messages(messages, tools, self._tool_format), header=True)
-        return self.template.text(messages, tools, header=True)
+            return self.template.text(as_plain_messages(messages, tools, self._tool_format), header=header)
+        return self.template.text(messages, tools, header=header)
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """Render `messages` after `ids`, which end with a sampled turn.

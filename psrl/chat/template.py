@@ -27,6 +27,7 @@ class ChatTemplate:
             raise TemplateError(f"the tokenizer in {tokenizer.name_or_path!r} has no chat template; add chat_template.jinja to the folder")
         self._tokenizer = tokenizer
         self._options = dict(options or {})
+        self._vocabulary: dict[str, int] = tokenizer.get_vocab()
 
     def text(self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[ToolSchema] = (), *, header: bool) -> str:
         """What the template writes; `header` adds the beginning of the assistant's turn.
@@ -53,7 +54,7 @@ class ChatTemplate:
 
     def token_id(self, token: str) -> int | None:
         """The id of a token that the vocabulary holds whole, else None."""
-        token_id: int | None = self._tokenizer.get_vocab().get(token)
+        token_id: int | None = self._vocabulary.get(token)
         return token_id
 
     @property
