@@ -80,7 +80,12 @@ def load_checkpoint(
 
 
 def _state_of(model: PolicyModel, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LambdaLR) -> dict[str, Any]:
+    has_stepped = bool(optimizer.state)
     weights, moments = get_state_dict(model, optimizer)
+    if not has_stepped:
+        # To make the moments, get_state_dict takes a step at learning rate 0, which would count in Adam's bias correction.
+        for state in optimizer.state.values():
+            state["step"].zero_()
     schedule = {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"}
     return {"model": weights, "optimizer": moments, "scheduler": schedule, "rng": torch.get_rng_state()}
 

@@ -71,7 +71,9 @@ def load_model(settings: ModelConfig, *, device: torch.device | str = "cpu", fro
     dtype = DTYPES[settings.dtype]
     try:
         if from_scratch:
-            causal_lm = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(settings.path), dtype=dtype)
+            causal_lm: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+                AutoConfig.from_pretrained(settings.path), dtype=dtype
+            )
         else:
             causal_lm = AutoModelForCausalLM.from_pretrained(settings.path, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:

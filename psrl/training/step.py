@@ -69,7 +69,7 @@ class OptimizerStep:
         for batch in batches:
             part = self._micro_batch_loss(batch, weights, total_weight, reference, totals)
             # FSDP2 averages gradients over ranks; the loss is a sum over them.
-            (part * self._world_size).backward()
+            torch.autograd.backward(part * self._world_size)
             loss += part.detach()
         totals.add_sum("train/loss/value", loss)
         grad_norm = self._clip()
