@@ -27,20 +27,21 @@ def run_program(code: str) -> int:
     stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)  # noqa: SIM115
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = stdout
-    sys.stderr = sys.__stderr__ = stderr
+    vars(sys).update(stdout=stdout, __stdout__=stdout, stderr=stderr, __stderr__=stderr)
     sys.argv = [PROGRAM]
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     linecache.cache[PROGRAM] = (len(code), None, code.splitlines(True), PROGRAM)
     # Taken before the program can replace them.
-    write, show, finish = stdout.write, repr, (threading._shutdown, atexit._run_exitfuncs)
+    write, show, finish = stdout.write, repr, (vars(threading)["_shutdown"], atexit._run_exitfuncs)
     exit_code = 0
     try:
         tree = ast.parse(code, PROGRAM)
-        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
         exec(compile(tree, PROGRAM, "exec"), main.__dict__)
-        if last is not None:
+        if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), PROGRAM, "eval"), main.__dict__)
             if value is not None:
                 write(show(value) + "\n")

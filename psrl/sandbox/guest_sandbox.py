@@ -85,14 +85,29 @@ class GuestSandbox(ABC):
         if self.is_alive:
             return
         command = self._command()
-        ours, theirs = socket.socketpair()
-        ours.setblocking(False)
         try:
-            self._process = subprocess.Popen(  # noqa: ASYNC220  # on this thread: the kernel ends the child when its parent thread ends
+            self._spawn(command)
+            header, _ = await self._exchange(None, b"", timeout_s=START_TIMEOUT_S)
+            if header != {"ready": True}:
+                raise SandboxError(f"the guest said {header}")
+            self._guest_pidfd = os.pidfd_open(self._guest_pid(command))
+        except (SandboxError, OSError) as error:  # TimeoutError is one
+            words = await asyncio.to_thread(self._last_words)
+            await self.stop()
+            raise SandboxUnavailableError(f"sandbox did not start ({error}): {words}. Fix: {self._fix()}") from error
+        finally:
+            if command.guest_pid_fd is not None:
+                os.close(command.guest_pid_fd)
+
+    def _spawn(self, command: GuestCommand) -> None:
+        """On the caller's thread, since the kernel ends the child when its parent thread ends."""
+        ours, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
                 command.argv,
                 env=command.env,
                 cwd=command.cwd,
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 pass_fds=command.pass_fds,
@@ -100,29 +115,22 @@ class GuestSandbox(ABC):
                 group=command.user,
                 extra_groups=None if command.user is None else (),
             )
-        except OSError as error:
+        except OSError:
             ours.close()
-            self._remove()
-            raise SandboxUnavailableError(f"cannot start {command.argv[0]}: {error}. Fix: {self._fix()}") from error
+            raise
         finally:
             theirs.close()
             for fd in command.pass_fds:
                 os.close(fd)
+        ours.setblocking(False)
         self._socket, self._is_killed = ours, False
-        try:
-            header, _ = await self._exchange(None, b"", timeout_s=START_TIMEOUT_S)
-            assert header == {"ready": True}, f"guest said {header}"
-            guest_pid = self._process.pid
-            if command.guest_pid_fd is not None:
-                guest_pid = json.loads(os.read(command.guest_pid_fd, 4096))["child-pid"]
-            self._guest_pidfd = os.pidfd_open(guest_pid)
-        except (SandboxError, TimeoutError) as error:
-            words = await asyncio.to_thread(self._last_words)
-            await self.stop()
-            raise SandboxUnavailableError(f"sandbox did not start ({error}): {words}. Fix: {self._fix()}") from error
-        finally:
-            if command.guest_pid_fd is not None:
-                os.close(command.guest_pid_fd)
+
+    def _guest_pid(self, command: GuestCommand) -> int:
+        if command.guest_pid_fd is not None:
+            pid: int = json.loads(os.read(command.guest_pid_fd, 4096))["child-pid"]
+            return pid
+        assert self._process is not None, "spawned before"
+        return self._process.pid
 
     def _fix(self) -> str:
         return "install a Python 3.9 or newer that every user may run"
@@ -254,7 +262,8 @@ class GuestSandbox(ABC):
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def _last_words(self) -> str:
-        assert self._process is not None, "only asked after a start"
+        if self._process is None:
+            return "it could not be run"
         assert self._process.stderr is not None, "started with a pipe"
         self._process.wait(ANSWER_GRACE_S)
         os.set_blocking(self._process.stderr.fileno(), False)

@@ -242,6 +242,24 @@ def test_where_namespaces_are_refused_the_error_has_the_cause_and_the_fix(tmp_pa
         asyncio.run(build_sandbox(SandboxConfig()).start())
 
 
+def test_starting_and_stopping_leaves_no_descriptor_open(backend):
+    def num_descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    async def play():
+        counts = []
+        for _ in range(3):
+            sandbox = build_sandbox(SandboxConfig(backend=backend), run=RUN)
+            await sandbox.start()
+            await sandbox.run(["true"])
+            await sandbox.stop()
+            counts.append(num_descriptors())
+        return counts
+
+    counts = asyncio.run(play())
+    assert counts[1] == counts[2]
+
+
 NORMAL_USER = """
 import asyncio, os
 from psrl.config.sandbox import SandboxConfig
