@@ -2,7 +2,11 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -32,6 +36,10 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
         open(extra_info["pid_file"], "w").write(str(child.pid))
         time.sleep(300)
+    if solution_str == "report and hang":
+        open(extra_info["pid_file"], "w").write(str(os.getpid()))
+        while True:
+            pass
     if solution_str == "die":
         os._exit(3)
     if solution_str == "raise":
@@ -153,6 +161,33 @@ def test_what_a_killed_grader_started_dies_with_it(tmp_path):
     with_custom(tmp_path, use, timeout_s=3.0)
     pid = int(pid_file.read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+PARENT = """
+import asyncio, sys
+sys.path.insert(0, sys.argv[1])
+from episodes import result, task
+from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
+from psrl.rewards.scorer import build_scorer
+
+scorer = build_scorer(RewardConfig(name="custom", timeout_s=100), CustomRewardFunctionConfig(path=sys.argv[2]))
+asyncio.run(scorer.score(task(extra_info={"pid_file": sys.argv[3]}), result("report and hang")))
+"""
+
+
+def test_a_grader_in_an_endless_loop_dies_with_a_killed_worker(tmp_path):
+    reward, pid_file = tmp_path / "reward.py", tmp_path / "pid"
+    reward.write_text(CUSTOM)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(Path(__file__).parent), str(reward), str(pid_file)])
+    deadline = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()):
+        assert time.monotonic() < deadline, "the grader never began"
+        assert parent.poll() is None, "the worker died by itself"
+        time.sleep(0.02)
+    grader = psutil.Process(int(pid_file.read_text()))
+    parent.kill()
+    parent.wait(timeout=10)
+    assert psutil.wait_procs([grader], timeout=10)[1] == []
 
 
 def test_an_answer_never_reaches_another_question_after_a_cancellation(tmp_path):
