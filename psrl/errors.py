@@ -3,6 +3,11 @@
 `is_retryable` says whether doing the same thing again can help. Programmer's mistakes are assertions, not errors.
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
 
 class PsrlError(Exception):
     """Root of all errors that psrl raises on purpose."""
@@ -24,6 +29,10 @@ class ConfigError(PsrlError):
         self.rule = rule
         self.fix = fix
 
+    def __reduce__(self) -> tuple[Callable[..., PsrlError], tuple[object, ...]]:
+        """Errors cross processes; keyword-only constructors do not survive pickle by themselves."""
+        return _rebuild, (ConfigError, {"key": self.key, "value": self.value, "rule": self.rule, "fix": self.fix})
+
 
 class MessageError(PsrlError):
     """A chat message or a batch of them does not have the promised shape."""
@@ -34,7 +43,14 @@ class RowError(PsrlError):
 
     def __init__(self, *, source: str, row: int, reason: str, detail: str) -> None:
         super().__init__(f"{source} row {row}: {reason}: {detail}")
+        self.source = source
+        self.row = row
         self.reason = reason
+        self.detail = detail
+
+    def __reduce__(self) -> tuple[Callable[..., PsrlError], tuple[object, ...]]:
+        """As ConfigError's."""
+        return _rebuild, (RowError, {"source": self.source, "row": self.row, "reason": self.reason, "detail": self.detail})
 
 
 class TemplateError(PsrlError):
@@ -117,3 +133,7 @@ class DeadlineError(PsrlError):
 
 class TooManyFailuresError(PsrlError):
     """The rate of an error class passed its limit; the run stops with the cause."""
+
+
+def _rebuild(kind: Callable[..., PsrlError], fields: dict[str, Any]) -> PsrlError:
+    return kind(**fields)

@@ -1,0 +1,37 @@
+"""Ray shell of one agent worker: many episodes at once in one process, a group at a time from the controller."""
+
+from __future__ import annotations
+
+import asyncio
+
+import ray
+
+from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, GroupRequest, GroupResult
+
+
+@ray.remote(num_cpus=1, max_restarts=0)
+class AgentWorkerActor:
+    """Episodes, tools and graders; writes trajectories into the data plane."""
+
+    def __init__(self, settings: AgentWorkerSettings) -> None:
+        self._worker = AgentWorker(settings)
+
+    async def start(self) -> None:
+        """Load the tokenizer, warm the sandboxes, check tools and graders with known answers."""
+        await self._worker.start()
+
+    async def connect(self, engine_urls: list[str]) -> None:
+        """Attach to engines and data plane, which were started meanwhile."""
+        await self._worker.connect(engine_urls)
+
+    async def run_group(self, request: GroupRequest) -> GroupResult:
+        """Play all episodes of one task; returns when each of them has an outcome."""
+        return await self._worker.run_group(request)
+
+    async def stop(self) -> None:
+        """End sandboxes and graders."""
+        await self._worker.stop()
+
+    async def stay(self) -> None:
+        """Never returns: whoever waits for it learns of this process's death."""
+        await asyncio.Event().wait()

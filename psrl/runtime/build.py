@@ -1,0 +1,155 @@
+"""Puts a run together: the only place that sees the whole tree of settings and the real parts.
+
+Start-up is a checklist with limits. Actors are made first, all at once; each then does its slow part (imports, model, sandboxes)
+while TransferQueue starts in the driver, and what needs another part's address comes last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from psrl.chat.renderer import HfRenderer, load_renderer
+from psrl.config.tree import Config
+from psrl.data_plane.transfer_queue import TransferQueueDataPlane
+from psrl.datasets.source import TaskSource, build_source
+from psrl.runtime.actors.agent_worker import AgentWorkerActor
+from psrl.runtime.actors.engine_replica import EngineReplicaActor
+from psrl.runtime.actors.parameter_server import ParameterServerActor
+from psrl.runtime.actors.train_worker import TrainWorkerActor, TrainWorkerSettings
+from psrl.runtime.groups import AgentWorkerSettings
+from psrl.runtime.supervision import Supervisor, within
+from psrl.types import Task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """The live processes of a run."""
+
+    train_workers: tuple[ray.actor.ActorHandle, ...]
+    replicas: tuple[ray.actor.ActorHandle, ...]
+    agent_workers: tuple[ray.actor.ActorHandle, ...]
+    parameter_server: ray.actor.ActorHandle
+    data_plane: TransferQueueDataPlane
+
+
+def make_cluster(config: Config, log_folder: Path, *, with_training: bool = True) -> Cluster:
+    """Ask Ray for every process; none of them has done its slow part yet."""
+    rollout = config.gen_actor_rollout_ref.rollout
+    model = config.train_actor_rollout_ref.model
+    num_ranks = config.trainer.num_workers if with_training else 0
+    deadline_s = config.psrl.deadlines.data_plane_s
+    return Cluster(
+        train_workers=tuple(
+            TrainWorkerActor.options(name=f"train-worker-{rank}").remote(
+                settings=TrainWorkerSettings(
+                    model=model,
+                    actor=config.train_actor_rollout_ref.actor,
+                    ref=config.train_actor_rollout_ref.ref,
+                    algorithm=config.algorithm,
+                    total_steps=config.trainer.total_training_steps,
+                    seed=config.trainer.seed,
+                    device=config.trainer.device,
+                    rank=rank,
+                    world_size=num_ranks,
+                    collective_timeout_s=config.psrl.deadlines.train_step_s,
+                    data_plane_deadline_s=deadline_s,
+                ),
+            )
+            for rank in range(num_ranks)
+        ),
+        replicas=tuple(
+            EngineReplicaActor.options(name=f"engine-{index}").remote(index=index, model=model, rollout=rollout, log_folder=log_folder)
+            for index in range(rollout.num_replicas)
+        ),
+        agent_workers=tuple(
+            AgentWorkerActor.options(name=f"agent-worker-{index}").remote(agent_worker_settings(config))
+            for index in range(rollout.agent.num_workers)
+        ),
+        parameter_server=ParameterServerActor.options(name="parameter-server").remote(num_kept=2),
+        data_plane=TransferQueueDataPlane(deadline_s=deadline_s),
+    )
+
+
+def agent_worker_settings(config: Config) -> AgentWorkerSettings:
+    """The sections that agent workers read."""
+    return AgentWorkerSettings(
+        model=config.train_actor_rollout_ref.model,
+        gen_rollout=config.gen_actor_rollout_ref.rollout,
+        val_rollout=config.train_actor_rollout_ref.rollout,
+        reward=config.reward,
+        custom_reward_function=config.custom_reward_function,
+        sandbox=config.sandbox,
+        max_episode_retries=config.psrl.max_episode_retries,
+        data_plane_deadline_s=config.psrl.deadlines.data_plane_s,
+        import_folder=str(Path.cwd()),
+    )
+
+
+async def start_cluster(cluster: Cluster, config: Config, *, progress: Callable[[str], None]) -> Supervisor:
+    """Bring every process up; the supervisor watches them from then on.
+
+    Raises:
+        PsrlError: The first part that failed, by name, within `psrl.deadlines.startup_s`.
+    """
+    limit_s = config.psrl.deadlines.startup_s
+
+    async def step(what: str, *awaitables: object) -> list[object]:
+        results = await within(what, asyncio.gather(*awaitables), limit_s)  # type: ignore[call-overload]
+        progress(what)
+        return results
+
+    async def train_workers() -> None:
+        if cluster.train_workers:
+            address = await within("train worker 0", cluster.train_workers[0].rendezvous.remote(), limit_s)
+            await step("train workers", *(worker.load.remote(address) for worker in cluster.train_workers))
+
+    async with asyncio.TaskGroup() as starts:
+        engines = starts.create_task(step("engines", *(replica.start.remote() for replica in cluster.replicas)))
+        starts.create_task(train_workers())
+        starts.create_task(step("agent workers", *(worker.start.remote() for worker in cluster.agent_workers)))
+        starts.create_task(step("TransferQueue", asyncio.to_thread(cluster.data_plane.start, config.transfer_queue)))
+    await step(
+        "connections",
+        *(worker.connect.remote() for worker in cluster.train_workers),
+        *(worker.connect.remote(engines.result()) for worker in cluster.agent_workers),
+    )
+    return _supervise(cluster)
+
+
+def _supervise(cluster: Cluster) -> Supervisor:
+    supervisor = Supervisor()
+    for kind, actors in (("train worker", cluster.train_workers), ("agent worker", cluster.agent_workers)):
+        for index, actor in enumerate(actors):
+            supervisor.watch(f"{kind} {index}", actor.stay.remote())
+    for index, replica in enumerate(cluster.replicas):
+        supervisor.watch(f"engine replica {index}", replica.watch.remote())
+    supervisor.watch("parameter server", cluster.parameter_server.stay.remote())
+    return supervisor
+
+
+def run_renderer(config: Config) -> HfRenderer:
+    """The tokenizer and template of the run, as agent workers load them too."""
+    model = config.train_actor_rollout_ref.model
+    return load_renderer(
+        model.tokenizer_path or model.path,
+        tool_format=config.gen_actor_rollout_ref.rollout.multi_turn.format,
+        history_thinking=model.history_thinking,
+    )
+
+
+def load_tasks(config: Config, renderer: HfRenderer) -> TaskSource:
+    """Rows or generated tasks, with their prompts measured by the run's own tokenizer.
+
+    Raises:
+        ConfigError, RowError: Files, rows or prompt lengths are not as configured.
+    """
+
+    def prompt_tokens(task: Task) -> int:
+        return len(renderer.open(task.prompt, []))
+
+    return build_source(config.data, prompt_tokens=prompt_tokens)

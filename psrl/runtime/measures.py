@@ -1,0 +1,85 @@
+"""From what episodes said to the metrics of a step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from statistics import fmean, pstdev
+
+from psrl.runtime.groups import EpisodeSummary, GroupResult
+from psrl.telemetry import names
+from psrl.telemetry.names import TimeUse
+from psrl.types import Outcome
+
+
+def step_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
+    """Reward, accuracy, turns, tools, outcomes and environment numbers of the episodes that an update trained on."""
+    episodes = [summary for group in groups for summary in group.summaries]
+    rewards = [summary.reward for summary in episodes if summary.reward is not None]
+    metrics = {
+        names.REWARD_MEAN: fmean(rewards),
+        names.REWARD_STD: pstdev(rewards),
+        names.TURNS_MEAN: fmean(summary.num_turns for summary in episodes),
+        names.TOOL_RATE: tool_rate(episodes),
+        names.TOOL_ERRORS_MEAN: fmean(num_tool_errors(summary) for summary in episodes),
+        names.SAMPLED_TOKENS_MEAN: fmean(summary.num_sampled for summary in episodes),
+        names.GENERATION_TOKENS_COUNT: float(sum(summary.num_sampled for summary in episodes)),
+        names.GROUPS_TRAINED_COUNT: float(len(groups)),
+        names.ERRORS_INFRA_RATE: fmean(summary.outcome is Outcome.INFRA_ERROR for summary in episodes),
+    }
+    judged = [summary.accuracy for summary in episodes if summary.accuracy is not None]
+    if judged:
+        metrics[names.ACCURACY_MEAN] = fmean(judged)
+    for outcome in Outcome:
+        metrics[names.outcome_share(outcome)] = fmean(summary.outcome is outcome for summary in episodes)
+    return metrics | environment_metrics(episodes)
+
+
+def environment_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """Mean per episode of the numbers that environments said in their info."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for summary in episodes:
+        for name, value in summary.counts.items():
+            if name.startswith("env/"):
+                sums[names.env_metric(name.removeprefix("env/"))] += value
+    return {name: total / len(episodes) for name, total in sums.items()}
+
+
+def tool_rate(episodes: Sequence[EpisodeSummary]) -> float:
+    """Share of episodes with at least one tool call."""
+    return fmean(summary.counts["tool_turns"] > 0 if "tool_turns" in summary.counts else False for summary in episodes)
+
+
+def num_tool_errors(summary: EpisodeSummary) -> float:
+    """Failed tool calls of one episode."""
+    return sum(value for name, value in summary.counts.items() if name.startswith("tool_errors/"))
+
+
+def seconds_by_use(groups: Iterable[GroupResult]) -> dict[TimeUse, float]:
+    """Seconds that the episodes of a step waited, by what they waited for: the weights that divide the wall time of generation."""
+    timings = [summary.timings for group in groups for summary in group.summaries]
+    return {
+        TimeUse.GENERATION: sum(timing.generation_s for timing in timings),
+        TimeUse.TOOLS: sum(timing.tools_s for timing in timings),
+        TimeUse.REWARD: sum(timing.reward_s for timing in timings),
+    }
+
+
+def validation_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
+    """Greedy and mean@n accuracy, reward and tool rate; members are told apart by their ticket's temperature."""
+    episodes = [summary for group in groups for summary in group.summaries]
+    sampled = [summary for summary in episodes if summary.temperature is None]
+    greedy = [summary for summary in episodes if summary.temperature is not None]
+    metrics: dict[str, float] = {}
+    if sampled:
+        metrics[names.VAL_MEAN_AT_N_ACCURACY] = mean_accuracy(sampled)
+        metrics[names.VAL_MEAN_AT_N_REWARD] = fmean([s.reward for s in sampled if s.reward is not None] or [0.0])
+        metrics[names.VAL_TOOL_RATE] = tool_rate(sampled)
+    if greedy:
+        metrics[names.VAL_GREEDY_ACCURACY] = mean_accuracy(greedy)
+    return metrics
+
+
+def mean_accuracy(episodes: Sequence[EpisodeSummary]) -> float:
+    """Share solved; an episode that could not be judged counts as not solved, so failures never flatter."""
+    return fmean(summary.accuracy or 0.0 for summary in episodes)

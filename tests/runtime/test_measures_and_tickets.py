@@ -1,0 +1,93 @@
+"""Metrics of a step by hand numbers; seeds that depend on what an episode is and never on when it runs."""
+
+import pytest
+
+from psrl.data_plane import Partition
+from psrl.data_plane.memory import meta_of
+from psrl.runtime.groups import EpisodeSummary, GroupResult
+from psrl.runtime.measures import seconds_by_use, step_metrics, validation_metrics
+from psrl.runtime.tickets import seed_of, training_tickets, validation_tickets
+from psrl.telemetry.names import TimeUse
+from psrl.types import Outcome, Task, Timings
+
+
+def summary(*, reward, accuracy, counts=None, outcome=Outcome.FINISHED, temperature=None) -> EpisodeSummary:
+    return EpisodeSummary(
+        uid="e",
+        outcome=outcome,
+        reward=reward,
+        accuracy=accuracy,
+        num_turns=2,
+        num_sampled=10,
+        counts=counts or {},
+        timings=Timings(total_s=4.0, generation_s=3.0, tools_s=0.5, reward_s=0.25),
+        temperature=temperature,
+        error=None,
+        num_retries=0,
+    )
+
+
+def group(*summaries: EpisodeSummary) -> GroupResult:
+    return GroupResult(group="g", summaries=summaries, meta=meta_of([], Partition.TRAIN), records=())
+
+
+TASK = Task(uid="train-0-7", prompt=(), data_source="test")
+
+
+def test_step_metrics_are_means_over_episodes():
+    metrics = step_metrics(
+        [
+            group(
+                summary(reward=1.0, accuracy=1.0, counts={"tool_turns": 1, "env/hints": 2}),
+                summary(reward=-1.0, accuracy=0.0, counts={"tool_errors/timeout": 1, "tool_errors/exception": 2}),
+            ),
+            group(summary(reward=None, accuracy=None, outcome=Outcome.INFRA_ERROR), summary(reward=0.0, accuracy=0.0)),
+        ]
+    )
+    # Rewards 1, -1, 0: mean 0, population variance 2/3.
+    assert metrics["reward/episode/mean"] == 0.0
+    assert metrics["reward/episode/std"] == pytest.approx((2 / 3) ** 0.5)
+    assert metrics["accuracy/episode/mean"] == pytest.approx(1 / 3)
+    assert metrics["episode/tool_rate/mean"] == 0.25
+    assert metrics["episode/tool_errors/mean"] == 0.75
+    assert metrics["errors/infra/rate"] == 0.25
+    assert metrics["env/hints"] == 0.5
+    assert metrics["generation/tokens/count"] == 40
+
+
+def test_waiting_is_divided_by_what_episodes_waited_for():
+    episode = summary(reward=1.0, accuracy=1.0)
+    assert seconds_by_use([group(episode, episode)]) == {TimeUse.GENERATION: 6.0, TimeUse.TOOLS: 1.0, TimeUse.REWARD: 0.5}
+
+
+def test_validation_tells_greedy_from_sampled_and_counts_failures_as_unsolved():
+    metrics = validation_metrics(
+        [
+            group(
+                summary(reward=1.0, accuracy=1.0),
+                summary(reward=None, accuracy=None, outcome=Outcome.INFRA_ERROR),
+                summary(reward=1.0, accuracy=1.0, temperature=0.0),
+            )
+        ]
+    )
+    assert metrics["val/mean_at_n/accuracy"] == 0.5
+    assert metrics["val/greedy/accuracy"] == 1.0
+
+
+def test_an_episode_that_is_issued_again_has_its_seed_and_members_differ():
+    first = training_tickets(TASK, rollout_n=4, version=0, run_seed=3)
+    again = training_tickets(TASK, rollout_n=4, version=5, run_seed=3)
+    assert [ticket.seed for ticket in first] == [ticket.seed for ticket in again]
+    assert len({ticket.seed for ticket in first}) == 4
+    assert training_tickets(TASK, rollout_n=1, version=0, run_seed=4)[0].seed != first[0].seed
+
+
+def test_validation_asks_for_the_same_numbers_at_every_version():
+    early, late = (validation_tickets(TASK, num_sampled=2, is_greedy_too=True, version=v, run_seed=1) for v in (0, 9))
+    assert [ticket.seed for ticket in early] == [ticket.seed for ticket in late]
+    assert [ticket.temperature for ticket in early] == [None, None, 0.0]
+    assert not {ticket.uid for ticket in early} & {ticket.uid for ticket in late}
+
+
+def test_seeds_fit_a_signed_64_bit_integer():
+    assert all(0 <= seed_of(1, str(uid)) < 2**62 for uid in range(1000))
