@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from transformers import AutoTokenizer, GenerationConfig
-
 from psrl.chat.families import Family, ToolSupport, as_plain_messages, derive_family
 from psrl.chat.parsers import ToolFormat, split_reasoning, tool_formats
 from psrl.chat.template import ChatTemplate
@@ -145,6 +143,8 @@ def load_renderer(
         ConfigError: The folder has no tokenizer, or a name is unknown.
         TemplateError: The tokenizer has no chat template, or one that cannot be used.
     """
+    from transformers import AutoTokenizer  # here, since it costs seconds and parsers and configuration need none of it
+
     format_class = tool_formats.resolve(tool_format)
     if history_thinking not in set(HistoryThinking):
         fix = f"use one of {', '.join(HistoryThinking)}"
@@ -164,6 +164,8 @@ def load_renderer(
 
 def _generation_stop_ids(model_path: str) -> list[int]:
     """`eos_token_id` of generation_config.json, which may be one id or several; none without that file."""
+    from transformers import GenerationConfig
+
     try:
         eos = GenerationConfig.from_pretrained(model_path, local_files_only=True).eos_token_id
     except OSError:

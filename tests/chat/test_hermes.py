@@ -11,7 +11,7 @@ from psrl.errors import ConfigError
 from psrl.types import ToolCall, ToolCallError, ToolSchema
 
 HERMES = HermesFormat()
-FUZZ = settings(max_examples=300, deadline=None)
+FUZZ = settings(max_examples=100, deadline=None)
 TAGS = [
     "<tool_call>",
     "</tool_call>",
@@ -33,7 +33,7 @@ PROSE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<\n
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.floats(allow_nan=False, allow_infinity=False) | HOSTILE,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(HOSTILE, inner, max_size=3),
-    max_leaves=6,
+    max_leaves=4,
 )
 ARGUMENTS = st.dictionaries(HOSTILE, JSON_VALUES, max_size=3)
 
@@ -158,6 +158,7 @@ def test_the_error_says_where_and_how_to_write_it():
     assert '"arguments": <args-json-object>' in one("<tool_call>\n[]\n</tool_call>").message
 
 
+@FUZZ
 @given(arguments=ARGUMENTS)
 def test_what_the_format_writes_it_reads(arguments):
     assert one(HERMES.call_text("f", arguments)) == ToolCall(id="call-0-0", name="f", arguments=arguments)

@@ -27,7 +27,7 @@ REFUSES_SYSTEM = "{% if messages[-1].role == 'system' or messages[-2].role == 's
 
 
 def renderer_of(template):
-    tokenizer = AutoTokenizer.from_pretrained(FOLDERS["qwen3"]())
+    tokenizer = AutoTokenizer.from_pretrained(FOLDERS["smollm2"]())
     tokenizer.chat_template = template
     return HfRenderer(ChatTemplate(tokenizer), tool_format=HermesFormat())
 

@@ -21,7 +21,7 @@ from psrl.chat.template import ChatTemplate
 from psrl.errors import ConfigError, TemplateError
 from psrl.types import Message, Role, ToolCall, ToolCallError
 
-FUZZ = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CODE = 'x = {"a": "}"}\nprint(f"{x[\'a\']}</tool_call>")  # \\n "quoted"'
 SNIPPETS = [
     "",
@@ -252,8 +252,11 @@ def test_a_header_that_opens_the_reasoning_makes_a_turn_begin_inside_it():
 
 @pytest.mark.parametrize(
     ("wrong", "key"),
-    [({"tool_format": "no_such"}, "rollout.multi_turn.format"), ({"tool_format": "hermes", "history_thinking": "maybe"}, "model.history_thinking")],
-)  # fmt: skip
+    [
+        ({"tool_format": "no_such"}, "rollout.multi_turn.format"),
+        ({"tool_format": "hermes", "history_thinking": "maybe"}, "model.history_thinking"),
+    ],
+)
 def test_unknown_names_are_errors_that_name_the_setting(wrong, key):
     with pytest.raises(ConfigError) as raised:
         load_renderer(str(FOLDERS["qwen3"]()), **wrong)

@@ -96,7 +96,7 @@ def _read_call(text: str, start: int) -> tuple[str, dict[str, Any], int]:
     if not text.startswith(CLOSE, after):
         if after == len(text) or text.startswith(OPEN, after):
             raise _BrokenCallError("unclosed", f"The call has no {CLOSE} after its JSON.", end=after)
-        raise _broken(text, after, "invalid_json", f"There is text between the call's JSON and {CLOSE}: {text[after : after + 20]!r}.")
+        raise _broken(text, begin, "invalid_json", f"There is text between the call's JSON and {CLOSE}: {text[after : after + 20]!r}.")
     end = after + len(CLOSE)
     name, arguments = _check(value, end)
     return name, arguments, end
