@@ -122,10 +122,10 @@ def test_cpu_time_is_bounded_apart_from_wall_time(backend):
 
 
 def test_memory_is_bounded_over_all_processes(backend):
-    # Each of the 6 holds 60 MiB, below the 256 MiB that bound one process; together they hold 360 MiB.
-    child = "    if os.fork() == 0:\n        x = bytearray(b'x') * (60 * 2**20); time.sleep(9)\n"
-    code = f"import os, time\nfor _ in range(6):\n{child}time.sleep(9)"
-    result = run_argv(backend, "python3", "-c", code)
+    # Each of the 6 holds 30 MiB, below the 128 MiB that bound one process; together they hold 180 MiB.
+    child = "    if os.fork() == 0:\n        x = bytearray(b'x') * (30 * 2**20); time.sleep(30)\n"
+    code = f"import os, time\nfor _ in range(6):\n{child}time.sleep(30)"
+    result = run_argv(backend, "python3", "-c", code, limits=SandboxLimits(memory_bytes=128 * 2**20, wall_s=30))
     assert result.killed_by == "memory"
 
 

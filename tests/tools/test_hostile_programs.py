@@ -16,7 +16,7 @@ from psrl.sandbox.reaper import labelled_processes, worker_label
 from psrl.tools import CodeInterpreter
 
 WALL_S = 2.0
-SETTINGS = SandboxConfig(num_workers=1, wall_s=WALL_S, cpu_s=20, memory_mb=256, num_processes=16, output_kb=8, disk_mb=8)
+SETTINGS = SandboxConfig(num_workers=1, wall_s=WALL_S, cpu_s=20, memory_mb=128, num_processes=16, output_kb=8, disk_mb=8)
 NUM_LANES = 4
 RUN = "hostile"
 PROBE = f"""
@@ -35,7 +35,7 @@ PROGRAMS = [
     ("memory at once", "x = bytearray(10**10)", {"memory"}, "MemoryError"),
     ("memory by steps", "x = []\nwhile True: x.append(bytearray(10**6))", {"memory"}, ""),
     ("memory of many children",
-     "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(b'x') * (120 * 2**20)\n        time.sleep(9)\ntime.sleep(9)",
+     "import os, time\nfor _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(b'x') * (40 * 2**20)\n        time.sleep(9)\ntime.sleep(9)",
      {"memory"}, "too much memory"),
     ("memory in a memfd", "import os\nos.memfd_create('x')", {"exception"}, "PermissionError"),
     ("endless output", "while True: print('x' * 1000)", {"output", "timeout"}, "bytes dropped"),
@@ -176,7 +176,7 @@ def test_no_process_and_no_folder_is_left_after_the_hostile_programs(seen):
 
 def test_a_program_that_burns_cpu_in_children_is_ended_by_its_cpu_time():
     async def play_cpu():
-        settings = SandboxConfig(num_workers=1, wall_s=20, cpu_s=1)
+        settings = SandboxConfig(num_workers=1, wall_s=60, cpu_s=0.3)
         interpreter = build_interpreter(settings, run=RUN)
         tool = CodeInterpreter(interpreter)
         try:
