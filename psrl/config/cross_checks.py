@@ -80,7 +80,6 @@ def check_files(config: Config) -> None:
     _check_model_files(config)
     optional = ["custom_reward_function.path"]
     optional += [f"{rollout}.{key}" for rollout in ROLLOUTS for key in ("multi_turn.tool_config_path", "script_path")]
-    optional += [f"{rollout}.agent.agent_loop_config_path" for rollout in ROLLOUTS]
     for key in optional:
         if value_at(config, key):
             _require_file(key, value_at(config, key))
@@ -278,6 +277,9 @@ def _check_rollout(config: Config, key: str) -> None:
     if agent.step_timeout_s > agent.episode_timeout_s:
         rule = f"is more than a whole episode has ({key}.agent.episode_timeout_s={agent.episode_timeout_s:g})"
         _refuse(config, f"{key}.agent.step_timeout_s", rule, f"set {key}.agent.step_timeout_s={agent.episode_timeout_s:g} or less")
+    if agent.agent_loop_config_path:
+        fix = f"leave {key}.agent.agent_loop_config_path out"
+        _refuse(config, f"{key}.agent.agent_loop_config_path", "is for black-box agents, which this version does not run", fix)
     _check_scripted(config, key, rollout)
 
 
@@ -296,6 +298,11 @@ def _check_one_set_of_engines(config: Config) -> None:
         if gen != val:
             rule = f"differs from {GEN}.{name}={gen!r}: training and validation share engines and agent workers"
             _refuse(config, f"{VAL}.{name}", rule, f"leave {VAL}.{name} out")
+    gen, val = config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.rollout
+    longest = gen.prompt_length + gen.response_length
+    if val.prompt_length + val.response_length > longest:
+        rule = f"makes validation episodes longer than the engines' slots ({GEN}.prompt_length + response_length = {longest})"
+        _refuse(config, f"{VAL}.response_length", rule, f"set {VAL}.response_length={max(1, longest - val.prompt_length)} or less")
 
 
 def _check_training_sampling(config: Config) -> None:

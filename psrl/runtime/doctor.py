@@ -10,7 +10,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,8 +24,9 @@ from psrl.data_plane.columns import COLUMNS, TrajectoryTags
 from psrl.data_plane.contract import DTYPES, Partition, TrajectoryRow
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpReplica
-from psrl.engines.launch import EngineFolders, engine_process
+from psrl.engines.process import EngineProcess
 from psrl.errors import ConfigError, DataPlaneError, EngineError, PsrlError, SandboxUnavailableError
+from psrl.runtime.actors.engine_replica import engine_command
 from psrl.runtime.build import run_renderer
 from psrl.runtime.cluster import start_ray, stop_ray
 from psrl.sandbox.build import build_interpreter
@@ -56,8 +57,8 @@ class CheckFailed(PsrlError):
         self.fix = fix
 
 
-def run_checks(config: Config) -> list[CheckResult]:
-    """All checks in order, the cheap ones first; a failed one does not stop the others."""
+def run_checks(config: Config) -> Iterator[CheckResult]:
+    """All checks in order, the cheap ones first, each result as it comes; a failed one does not stop the others."""
     checks: tuple[tuple[str, Callable[[Config], str], str], ...] = (
         ("cores and memory", check_machine, "use a larger machine, or lower the settings that the message names"),
         ("disk", check_disk, "free space, or set trainer.default_local_dir to another disk"),
@@ -66,7 +67,8 @@ def run_checks(config: Config) -> list[CheckResult]:
         ("engine", check_engine, "read the engine's last words above; check model.path and memory"),
         ("TransferQueue", check_transfer_queue, "check that pip shows TransferQueue and ray, and that no firewall closes loopback"),
     )
-    return [_run(name, check, config, fix) for name, check, fix in checks]
+    for name, check, fix in checks:
+        yield _run(name, check, config, fix)
 
 
 def _run(name: str, check: Callable[[Config], str], config: Config, fix: str) -> CheckResult:
@@ -75,7 +77,7 @@ def _run(name: str, check: Callable[[Config], str], config: Config, fix: str) ->
         detail = check(config)
     except (ConfigError, CheckFailed) as error:
         return CheckResult(name=name, is_ok=False, detail=str(error), fix=error.fix)
-    except (PsrlError, OSError, TimeoutError) as error:
+    except Exception as error:  # noqa: BLE001 - the boundary is named in tests/test_limits.py
         return CheckResult(name=name, is_ok=False, detail=f"{type(error).__name__}: {error}", fix=fix)
     return CheckResult(name=name, is_ok=True, detail=f"{detail} ({time.perf_counter() - began:.1f} s)")
 
@@ -138,8 +140,7 @@ def check_engine(config: Config) -> str:
     prompt = run_renderer(config).open([Message(role=Role.USER, content="2+3?")], [])
 
     async def ask(folder: Path) -> str:
-        folders = EngineFolders(log_path=folder / "engine.log")
-        process = engine_process(model=config.train_actor_rollout_ref.model, rollout=rollout, folders=folders)
+        process = EngineProcess(engine_command(config.train_actor_rollout_ref.model, rollout), log_path=folder / "engine.log")
         try:
             await process.start(rollout.startup_timeout_s)
             replica = HttpReplica(process.url, request_timeout_s=rollout.request_timeout_s)
@@ -150,7 +151,7 @@ def check_engine(config: Config) -> str:
             finally:
                 await replica.close()
         finally:
-            await process.stop()
+            await asyncio.to_thread(process.stop)
         if not generation.token_ids or not all(math.isfinite(logprob) for logprob in generation.logprobs):
             raise EngineError(f"answered with {len(generation.token_ids)} tokens and logprobs {generation.logprobs}")
         return f"{rollout.name}: {len(generation.token_ids)} tokens after a prompt of {len(prompt)} in {generation.latency_s:.2f} s"
