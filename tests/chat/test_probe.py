@@ -23,7 +23,10 @@ GENERIC = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 KNOWS_TOOL_ROLE = GENERIC.replace("{{ message['role'] }}", "{{ 'user' if message['role'] == 'tool' else message['role'] }}")
-REFUSES_SYSTEM = "{% if messages[-1].role == 'system' or messages[-2].role == 'system' and loop is not defined and messages|length > 2 %}{{ raise_exception('no system here') }}{% endif %}" + GENERIC  # fmt: skip  # noqa: E501
+REFUSES_SYSTEM = (
+    "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('no system here') }}{% endif %}{% endfor %}" + GENERIC
+)
 
 
 def renderer_of(template):
