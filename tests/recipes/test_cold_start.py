@@ -1,16 +1,17 @@
 """The shipped model is what the recipe says, and can be made again."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from psrl.chat import load_renderer
-from psrl.config.load import RECIPES_FOLDER
+from psrl.config.load import RECIPES_FOLDER, load_config
 from psrl.datasets.generators import build_generator
 from psrl.datasets.generators.arithmetic import call_text
 from psrl.errors import ConfigError
-from psrl.recipes.retool_tiny.cold_start import make_model
+from psrl.recipes.retool_tiny.cold_start import SFT, make_model
 from psrl.recipes.retool_tiny.prepare import prepare
 from psrl.tools.code_interpreter import SCHEMA
 from psrl.types import Message, Role, ToolCall
@@ -88,3 +89,8 @@ def test_the_template_is_append_only_with_several_tool_answers(renderer):
     opened = renderer.open([user], [SCHEMA])
     sampled = renderer.template.encode(call.content + "<|im_end|>")
     assert renderer.extend(opened + sampled, answers) == renderer.open([user, call, *answers], [SCHEMA])
+
+
+def test_psrl_sft_repeats_the_cold_start_of_the_package():
+    settings = load_config("retool_tiny").sft
+    assert settings == replace(SFT, generator="arithmetic", output_path=settings.output_path)
