@@ -80,7 +80,7 @@ def start_ray(config: Config, *, extra_object_store_bytes: int) -> None:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (RuntimeError, OSError, ConnectionError) as error:
+    except Exception as error:  # noqa: BLE001 - Ray raises plain Exception when one of its processes does not come up
         raise ProcessDiedError(f"Ray did not start on this machine: {error}") from error
 
 

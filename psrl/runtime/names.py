@@ -8,6 +8,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import psrl.rewards.custom
+import psrl.rewards.math_scorer
+import psrl.rewards.retool
+import psrl.rewards.scorer  # noqa: F401
 from psrl.agent_data.base import agent_data
 from psrl.agent_loops.base import agent_loops
 from psrl.algorithms.advantages import advantage_estimators
