@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
@@ -13,6 +14,8 @@ from psrl.types import LoopResult, Score, Task
 
 ACCURACY_NAMES = ("acc", "accuracy")
 """Keys under which a returned dictionary says whether the task was solved."""
+_TURN_END = re.compile(r"(<\|\w{1,32}\|>|</s>)+\s*$")
+"""Tokens that end a turn, which verl's functions do not expect in the text."""
 
 
 @scorers.register("custom")
@@ -31,7 +34,7 @@ class CustomScorer(EpisodeScorer):
         reply = await self._pool.grade(
             {
                 "data_source": task.data_source,
-                "solution_str": "\n".join(result.turn_texts),
+                "solution_str": "\n".join(_TURN_END.sub("", text) for text in result.turn_texts),
                 "ground_truth": task.ground_truth,
                 "extra_info": {**task.extra_info, "num_turns": len(result.turn_texts)},
             }

@@ -48,6 +48,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info):
         return float("nan")
     if solution_str == "dict":
         return {"score": 0.5, "acc": True, "format": 1, "note": "text is left out"}
+    if "<" in solution_str:
+        return {"score": 0.0, "is_clean": float(solution_str == "<tool_call>1</tool_call>\\n2")}
     if solution_str == "arguments":
         seen = (data_source, ground_truth, extra_info["index"], extra_info["num_turns"])
         return {"score": 1.0, "seen": float(seen == ("test", "42", 7, 1))}
@@ -68,6 +70,19 @@ def with_custom(tmp_path, use, *, source=CUSTOM, timeout_s=20.0, name="compute_s
             await scorer.close()
 
     return asyncio.run(run())
+
+
+def wait_until_dead(pid):
+    """Gone, or a zombie that only its new parent has yet to reap."""
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(pid):
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return
+        except psutil.NoSuchProcess:
+            return
+        assert time.monotonic() < deadline, f"process {pid} lives on"
+        time.sleep(0.02)
 
 
 def test_mathematics_decides_what_text_cannot_and_the_self_test_passes():
@@ -138,6 +153,11 @@ def test_a_users_function_gets_verls_arguments_and_may_return_a_number_or_a_dict
     assert seen.parts == {"seen": 1.0}
 
 
+def test_a_users_function_sees_calls_but_no_tokens_that_end_turns(tmp_path):
+    turns = result("<tool_call>1</tool_call><|im_end|>", "2<|im_end|>")
+    assert with_custom(tmp_path, lambda scorer: scorer.score(task(), turns)).parts == {"is_clean": 1.0}
+
+
 @pytest.mark.parametrize(
     ("solution", "message"),
     [("hang", "no answer within 1 s"), ("die", "died"), ("raise", "KeyError: 'no such key'"), ("nan", "score nan")],
@@ -159,8 +179,7 @@ def test_what_a_killed_grader_started_dies_with_it(tmp_path):
             await scorer.score(task(extra_info={"pid_file": str(pid_file)}), result("hang with child"))
 
     with_custom(tmp_path, use, timeout_s=3.0)
-    pid = int(pid_file.read_text())
-    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    wait_until_dead(int(pid_file.read_text()))
 
 
 PARENT = """
@@ -184,10 +203,9 @@ def test_a_grader_in_an_endless_loop_dies_with_a_killed_worker(tmp_path):
         assert time.monotonic() < deadline, "the grader never began"
         assert parent.poll() is None, "the worker died by itself"
         time.sleep(0.02)
-    grader = psutil.Process(int(pid_file.read_text()))
     parent.kill()
     parent.wait(timeout=10)
-    assert psutil.wait_procs([grader], timeout=10)[1] == []
+    wait_until_dead(int(pid_file.read_text()))
 
 
 def test_an_answer_never_reaches_another_question_after_a_cancellation(tmp_path):
