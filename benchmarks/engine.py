@@ -106,9 +106,8 @@ async def main() -> None:
             for batch in map(int, options.batches.split(",")):
                 theirs = transformers_rate(model, batch, options)
                 ours = await engine_rate(process.url, batch, options)
-                print(
-                    f"batch {batch:3d}: engine {ours:8.1f} tokens/s, transformers generate {theirs:8.1f} tokens/s, ratio {ours / theirs:.2f}"
-                )
+                rates = f"engine {ours:8.1f} tokens/s, transformers generate {theirs:8.1f} tokens/s"
+                print(f"batch {batch:3d}: {rates}, ratio {ours / theirs:.2f}")
         finally:
             process.stop()
 

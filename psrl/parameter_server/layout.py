@@ -26,7 +26,7 @@ CHECKSUM_THREADS = 2
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
-def lay_out(named_tensors: NamedTensors, *, version: PolicyVersion = PolicyVersion(0)) -> WeightManifest:
+def lay_out(named_tensors: NamedTensors, *, version: PolicyVersion) -> WeightManifest:
     """Give each tensor its place. The checksum is empty until the buffer is packed.
 
     Example:

@@ -187,5 +187,5 @@ def test_an_update_that_does_not_fit_names_the_tensor(core, tmp_path, qwen3_fold
 
 def test_an_unsupported_architecture_is_named_with_those_supported(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["GPT2LMHeadModel"]}))
-    with pytest.raises(EngineError, match="GPT2LMHeadModel is not supported.*Qwen3ForCausalLM"):
+    with pytest.raises(EngineError, match=r"GPT2LMHeadModel is not supported.*Qwen3ForCausalLM"):
         read_architecture(tmp_path)

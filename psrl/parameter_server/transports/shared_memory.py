@@ -56,13 +56,14 @@ def write_buffer(folder: Path, manifest: WeightManifest, buffer: memoryview | np
             file.write(flat.data)
         os.rename(partial, final)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        if partial.exists():
+            partial.unlink()
         raise WeightSyncError(f"cannot write version {manifest.version} ({flat.nbytes} bytes) to {final}: {error}") from error
     return dataclasses.replace(manifest, location={"transport": TRANSPORT, "path": str(final)})
 
 
 def open_version(manifest: WeightManifest) -> np.ndarray:
-    """Map a published version, read-only; the mapping ends with the last view of it.
+    """Map a published version; the mapping ends with the last view of it, and writes to it would stay private.
 
     Raises:
         WeightSyncError: There is no such file, or it has another size.
@@ -70,7 +71,7 @@ def open_version(manifest: WeightManifest) -> np.ndarray:
     path = path_of(manifest)
     try:
         with open(path, "rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:  # ValueError: an empty file
         raise WeightSyncError(f"cannot map version {manifest.version} at {path}: {error}") from error
     if len(mapping) != manifest.total_bytes:
