@@ -26,6 +26,8 @@ MIB = 2**20
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
 PROCESS_BYTES = {"plain": 150 * MIB, "torch": 450 * MIB, "ray": 300 * MIB}
 """Resident size of an idle process: of Python with httpx; with torch and transformers; of Ray's own head processes together."""
+WEIGHT_VERSIONS_KEPT = 2
+"""One that replicas may still read, one that is being written."""
 MEMORY_SHARE = 0.95
 """Of the machine's memory; the rest is the operating system's."""
 CGROUP_MEMORY_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -162,6 +164,7 @@ def make_plan(config: Config, machine: Machine) -> Plan:
         _agent_workers(config),
         *_sandboxes(config),
         _transfer_queue(config, size),
+        _parameter_server(config, size),
     )
     plan = Plan(machine=machine, processes=processes)
     _check_devices(config, machine)
@@ -260,6 +263,18 @@ def _transfer_queue(config: Config, size: ModelSize) -> PlannedProcess:
         memory_bytes=PROCESS_BYTES["torch"] + rows * row_bytes // queue.num_data_storage_units,
         reason=f"controller and storage of {rows} trajectories",
         key="data.train_batch_size",
+    )
+
+
+def _parameter_server(config: Config, size: ModelSize) -> PlannedProcess:
+    weights = size.num_parameters * DTYPE_BYTES[config.train_actor_rollout_ref.model.dtype]
+    return PlannedProcess(
+        role="parameter server",
+        count=1,
+        num_cores=0,
+        memory_bytes=PROCESS_BYTES["torch"] + WEIGHT_VERSIONS_KEPT * weights,
+        reason=f"{WEIGHT_VERSIONS_KEPT} versions of the weights in shared memory {WEIGHT_VERSIONS_KEPT * weights / MIB:.0f} MiB",
+        key="train_actor_rollout_ref.model.path",
     )
 
 

@@ -40,8 +40,16 @@ def test_parameters_are_counted_from_the_headers_of_safetensors_files(tmp_path):
 def test_every_kind_of_process_is_in_the_plan(tmp_path):
     plan = plan_of(tmp_path, ["transfer_queue.num_data_storage_units=2", "sandbox.num_workers=3"])
     counts = {each.role: each.count for each in plan.processes}
-    assert counts == {"controller": 1, "train worker": 1, "torch engine": 1, "agent worker": 1, "sandbox": 3, "TransferQueue": 3}
-    assert plan.num_processes == 10
+    assert counts == {
+        "controller": 1,
+        "train worker": 1,
+        "torch engine": 1,
+        "agent worker": 1,
+        "sandbox": 3,
+        "TransferQueue": 3,
+        "parameter server": 1,
+    }
+    assert plan.num_processes == 11
     assert plan.memory_bytes == sum(each.count * each.memory_bytes for each in plan.processes)
 
 
