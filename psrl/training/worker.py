@@ -22,7 +22,7 @@ from psrl.config.actor import ActorConfig, RefConfig
 from psrl.config.algorithm import AlgorithmConfig
 from psrl.config.model import ModelConfig
 from psrl.data_plane import DataPlane, KVBatchMeta
-from psrl.errors import ConfigError, TrainingError
+from psrl.errors import ConfigError, DataPlaneError, PsrlError, TrainingError
 from psrl.training.checkpoint import load_checkpoint, save_checkpoint
 from psrl.training.export import save_hf_folder
 from psrl.training.metrics import StepTotals
@@ -125,7 +125,7 @@ class TrainRank:
         start = time.perf_counter()
         totals = StepTotals(self._device)
         advantages = self._advantages(meta)
-        mini_batches = self._mini_batches(meta, advantages)
+        mini_batches = self._mini_batches_or_raise_together(meta, advantages)
         num_updates = len(mini_batches) * self._actor.ppo_epochs
         old, ref = self._reference_logprobs(mini_batches, num_updates)
         grad_norms: list[float] = []
@@ -191,6 +191,23 @@ class TrainRank:
         columns = self._data_plane.fetch(meta.keys, needed) if needed else ()
         estimates = self._estimator.estimate(AdvantageBatch(tags=meta.tags, columns=columns), self._algorithm)
         return dict(zip(meta.keys, estimates, strict=True))
+
+    def _mini_batches_or_raise_together(self, meta: KVBatchMeta, advantages: Mapping[str, Tensor]) -> list[MiniBatch]:
+        """A rank whose rows are unusable must not leave the others waiting in a collective."""
+        mini_batches: list[MiniBatch] = []
+        error: PsrlError | None = None
+        try:
+            mini_batches = self._mini_batches(meta, advantages)
+        except (TrainingError, DataPlaneError) as raised:
+            error = raised
+        if self._world_size > 1:
+            has_failed = torch.tensor(float(error is not None), device=self._device)
+            dist.all_reduce(has_failed, op=dist.ReduceOp.MAX)
+            if error is None and has_failed:
+                error = TrainingError("another rank could not use its rows; its own error names them")
+        if error is not None:
+            raise error
+        return mini_batches
 
     def _mini_batches(self, meta: KVBatchMeta, advantages: Mapping[str, Tensor]) -> list[MiniBatch]:
         """Pack every optimizer update the same way on every rank, then fetch only this rank's rows."""

@@ -7,6 +7,7 @@ import torch
 from training_builders import largest_difference, make_rank, make_rows, stored
 
 from psrl.config.actor import OptimConfig
+from psrl.errors import TrainingError
 
 STEPS = 3
 OPTIONS = {"use_kl_loss": True, "ppo_mini_batch_size": 2, "entropy_coeff": 0.01, "optim": OptimConfig(lr=1e-3, weight_decay=0.01)}
@@ -22,7 +23,10 @@ def train(model_path, folder, rank, world_size, **options):
     tensors = trainer.named_full_tensors()
     trainer.save(f"{folder}/checkpoint-{world_size}")
     trainer.save_hf(f"{folder}/model-{world_size}")
-    torch.save({"metrics": metrics, "tensors": tensors}, f"{folder}/result-{world_size}-{rank}.pt")
+    rows[0].columns["rollout_logprobs"].fill_(torch.nan)
+    with pytest.raises(TrainingError) as refused:
+        trainer.train_step(meta)
+    torch.save({"metrics": metrics, "tensors": tensors, "error": str(refused.value)}, f"{folder}/result-{world_size}-{rank}.pt")
     trainer.close()
     trainer.close()
 
@@ -34,7 +38,7 @@ def test_two_ranks_give_the_loss_and_weights_of_one(tiny_model, tmp_path):
         process.start()
     train(str(tiny_model), str(tmp_path), 0, 1)
     for process in ranks:
-        process.join(timeout=120)
+        process.join(timeout=300)
     assert [process.exitcode for process in ranks] == [0, 0]
 
     one = torch.load(tmp_path / "result-1-0.pt")
@@ -54,6 +58,10 @@ def test_two_ranks_give_the_loss_and_weights_of_one(tiny_model, tmp_path):
             assert second["metrics"][step][f"train/{name}"] == first["metrics"][step][f"train/{name}"]
     assert largest_difference(one["tensors"], first["tensors"]) < 1e-5
     assert largest_difference(first["tensors"], second["tensors"]) == 0.0
+
+    errors = sorted((first["error"], second["error"]))
+    assert "another rank" in errors[0], "the rank with good rows ends too, at once"
+    assert "row g0-e0-t0" in errors[1]
 
     data_plane, _ = stored([])
     resumed = make_rank(tiny_model, data_plane, **OPTIONS)

@@ -58,7 +58,7 @@ def make_rank(model_path, data_plane, *, rank=0, world_size=1, mask_truncated=Fa
     trainer = TrainRank(
         model=ModelConfig(path=str(model_path)), actor=ActorConfig(**settings), ref=RefConfig(),
         algorithm=AlgorithmConfig(mask_truncated=mask_truncated), total_steps=10, seed=1, device="cpu", rank=rank, world_size=world_size,
-        data_plane=data_plane, timeout_s=60.0,
+        data_plane=data_plane, timeout_s=180.0,
     )  # fmt: skip
     trainer.setup(init_method)
     return trainer
