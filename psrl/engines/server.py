@@ -6,6 +6,7 @@ Bad input is answered 400 with `{"error": {"message", "field"}}`; a failed engin
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -26,8 +27,10 @@ from psrl.types import FinishReason, PolicyVersion, SamplingParams
 COMMAND_TIMEOUT_S = 600.0
 """A pause with `wait` ends with the longest running request."""
 MAX_BODY_BYTES = 64 * 2**20
+_own_ids = itertools.count()
 
 Answer = TypeVar("Answer")
+Routes = dict[tuple[str, str], Callable[[Request], Awaitable[Response]]]
 
 
 class BadRequest(EngineError):
@@ -43,12 +46,15 @@ class BadRequest(EngineError):
 def build_app(core: EngineCore) -> Starlette:
     """The contract's routes around `core`."""
 
-    def version_report() -> dict[str, Any]:
-        return report_json(core.weight_report())
+    live: set[str] = set()  # own ids of the requests in the engine
 
     async def generate(request: Request) -> Response:
         turn_request = read_turn_request(await _json(request), core)
-        turn = await _run_turn(core, turn_request, request)
+        live.add(turn_request.request_id)
+        try:
+            turn = await _run_turn(core, turn_request, request)
+        finally:
+            live.discard(turn_request.request_id)
         if turn is TurnFailure.DISCONNECT:
             return StreamingResponse(_cut_short(), headers={"content-length": "2"}, media_type="application/json")
         if turn is TurnFailure.ERROR:
@@ -68,9 +74,6 @@ def build_app(core: EngineCore) -> Starlette:
     async def metrics(_: Request) -> Response:
         return PlainTextResponse(prometheus_text(core))
 
-    async def weight_info(_: Request) -> Response:
-        return _json_response(version_report())
-
     async def pause(request: Request) -> Response:
         mode = request.query_params.get("mode", PauseMode.ABORT.value)
         if mode not in set(PauseMode):
@@ -88,10 +91,39 @@ def build_app(core: EngineCore) -> Starlette:
         request_ids = body.get("request_ids")
         if request_ids is None and body.get("abort_all") is not True:
             raise BadRequest("request_ids", "request_ids must be a list, or abort_all true")
+        if request_ids is not None:
+            request_ids = [own for own in live if own.rpartition("#")[0] in request_ids]
         return _json_response({"num_aborted": await _finish(core.abort(request_ids))})
 
-    async def start_update(_: Request) -> Response:
-        return _json_response(version_report())
+    async def reset_cache(_: Request) -> Response:
+        await _finish(core.reset_prefix_cache())
+        return Response(status_code=200)
+
+    routes: Routes = {
+        ("POST", "/generate"): generate,
+        ("GET", "/health"): health,
+        ("GET", "/v1/models"): models,
+        ("GET", "/version"): version,
+        ("GET", "/metrics"): metrics,
+        ("POST", "/pause"): pause,
+        ("POST", "/resume"): resume,
+        ("POST", "/abort_requests"): abort,
+        ("POST", "/reset_prefix_cache"): reset_cache,
+    } | _weight_routes(core)
+    return Starlette(
+        routes=[Route(path, endpoint, methods=[method]) for (method, path), endpoint in routes.items()],
+        exception_handlers={
+            BadRequest: lambda _, error: _error(400, str(error), field=error.field),  # type: ignore[attr-defined]
+            EngineError: lambda _, error: _error(400, str(error), field="update_info"),
+            WeightSyncError: lambda _, error: _error(500, str(error)),
+            TimeoutError: lambda _, error: _error(500, f"command took longer than {COMMAND_TIMEOUT_S:.0f} s"),
+        },
+    )
+
+
+def _weight_routes(core: EngineCore) -> Routes:
+    async def weight_info(_: Request) -> Response:
+        return _json_response(report_json(core.weight_report()))
 
     async def update(request: Request) -> Response:
         info = (await _json(request)).get("update_info")
@@ -105,34 +137,12 @@ def build_app(core: EngineCore) -> Starlette:
             raise BadRequest("weight_version", f"weight_version must be a number in a string, got {raw!r}")
         return _json_response(report_json(await _finish(core.commit_weights(PolicyVersion(int(raw))))))
 
-    async def reset_cache(_: Request) -> Response:
-        await _finish(core.reset_prefix_cache())
-        return Response(status_code=200)
-
-    routes: dict[tuple[str, str], Callable[[Request], Awaitable[Response]]] = {
-        ("POST", "/generate"): generate,
-        ("GET", "/health"): health,
-        ("GET", "/v1/models"): models,
-        ("GET", "/version"): version,
-        ("GET", "/metrics"): metrics,
+    return {
         ("GET", "/weight_info"): weight_info,
-        ("POST", "/pause"): pause,
-        ("POST", "/resume"): resume,
-        ("POST", "/abort_requests"): abort,
-        ("POST", "/start_weight_update"): start_update,
+        ("POST", "/start_weight_update"): weight_info,  # nothing to prepare: a version is staged whole
         ("POST", "/update_weights"): update,
         ("POST", "/finish_weight_update"): finish_update,
-        ("POST", "/reset_prefix_cache"): reset_cache,
     }
-    return Starlette(
-        routes=[Route(path, endpoint, methods=[method]) for (method, path), endpoint in routes.items()],
-        exception_handlers={
-            BadRequest: lambda _, error: _error(400, str(error), field=error.field),  # type: ignore[attr-defined]
-            EngineError: lambda _, error: _error(400, str(error), field="update_info"),
-            WeightSyncError: lambda _, error: _error(500, str(error)),
-            TimeoutError: lambda _, error: _error(500, f"command took longer than {COMMAND_TIMEOUT_S:.0f} s"),
-        },
-    )
 
 
 def read_turn_request(body: dict[str, Any], core: EngineCore) -> TurnRequest:
@@ -162,7 +172,9 @@ def read_turn_request(body: dict[str, Any], core: EngineCore) -> TurnRequest:
         seed=seed,
         stop_token_ids=tuple(stop_ids),
     )
-    return TurnRequest(request_id=str(body.get("request_id", "")), token_ids=ids, sampling=sampling)
+    # A client may send an id twice (a retry); when the first hangs up, only that one must end.
+    own_id = f"{body.get('request_id', '')}#{next(_own_ids)}"
+    return TurnRequest(request_id=own_id, token_ids=ids, sampling=sampling)
 
 
 def turn_json(request: TurnRequest, turn: SampledTurn) -> dict[str, Any]:
@@ -182,7 +194,7 @@ def turn_json(request: TurnRequest, turn: SampledTurn) -> dict[str, Any]:
         "total_tokens": len(request.token_ids) + len(turn.token_ids),
         "prompt_tokens_details": {"cached_tokens": turn.cached_tokens},
     }
-    return {"request_id": request.request_id, "choices": [choice], "usage": usage}
+    return {"request_id": request.request_id.rpartition("#")[0], "choices": [choice], "usage": usage}
 
 
 def version_spans(versions: list[int]) -> list[dict[str, Any]]:
