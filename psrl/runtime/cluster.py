@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import ray
 
@@ -16,7 +19,7 @@ from psrl.config.tree import Config
 from psrl.errors import ConfigError, ProcessDiedError
 
 OBJECT_STORE_BYTES = 400 * 2**20
-"""Room for a few versions of small weights; a local start raises it by `extra_object_store_bytes`."""
+"""Room for a few versions of small weights; a local start raises it by three versions of the weights."""
 
 CHILD_ENVIRONMENT = {
     # Threads that wait must sleep: trainer and engine share cores and take turns.
@@ -59,14 +62,25 @@ class LogicalCpus:
         return self.train_workers + self.replicas + self.agent_workers + self.storage_units + 2
 
 
-def start_ray(config: Config, *, extra_object_store_bytes: int) -> None:
-    """Start or join Ray and check that the run's actors fit.
+@contextmanager
+def ray_of(config: Config) -> Iterator[None]:
+    """Ray while the body runs; a local one ends after it with all its processes.
+
+    Must be entered by the main thread: the kernel ends Ray's processes when the thread that started them ends.
 
     Raises:
         ConfigError: `psrl.ray_address=auto` and no cluster runs, or the cluster has too few CPUs.
         ProcessDiedError: Ray did not start.
     """
     os.environ.update(CHILD_ENVIRONMENT)
+    _start_or_join(config)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _start_or_join(config: Config) -> None:
     needed = LogicalCpus.of(config).total
     if config.psrl.ray_address != "local":
         _join(config.psrl.ray_address, needed)
@@ -76,11 +90,11 @@ def start_ray(config: Config, *, extra_object_store_bytes: int) -> None:
             address="local",
             num_cpus=needed,
             include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES + extra_object_store_bytes,
+            object_store_memory=OBJECT_STORE_BYTES + 3 * weight_bytes(config.train_actor_rollout_ref.model.path),
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except Exception as error:  # noqa: BLE001 - Ray raises plain Exception when one of its processes does not come up
+    except Exception as error:
         raise ProcessDiedError(f"Ray did not start on this machine: {error}") from error
 
 
@@ -104,6 +118,6 @@ def _join(address: str, needed: int) -> None:
         )
 
 
-def stop_ray() -> None:
-    """Leave Ray; a local one ends with all its processes."""
-    ray.shutdown()
+def weight_bytes(model_path: str) -> int:
+    """Bytes of the weight files in a model folder, doubled: they may be stored in half the precision that is trained."""
+    return 2 * sum(file.stat().st_size for file in Path(model_path).glob("*.safetensors"))

@@ -21,7 +21,7 @@ from psrl.datasets.source import TaskSource
 from psrl.errors import ConfigError, ProcessDiedError, PsrlError
 from psrl.runtime.board import Board
 from psrl.runtime.build import Cluster, load_tasks, make_cluster, run_renderer, start_cluster
-from psrl.runtime.cluster import start_ray
+from psrl.runtime.cluster import ray_of
 from psrl.runtime.groups import GroupResult
 from psrl.runtime.loops.assemble import AssembleLoop
 from psrl.runtime.loops.feed import FeedLoop
@@ -95,14 +95,14 @@ class Controller:
         stop.install()
         try:
             self._record.activity("starting Ray")
-            await asyncio.to_thread(start_ray, self._config, extra_object_store_bytes=0)
-            cluster = make_cluster(self._config, self._record.folder.logs)
-            try:
-                await self._start_and_train(cluster, stop)
-            finally:
-                self._record.activity("ending processes")
-                for leftover in await stop_cluster(cluster, deadline_s=self._config.psrl.deadlines.shutdown_s):
-                    self._record.note(leftover)
+            with ray_of(self._config):
+                cluster = make_cluster(self._config, self._record.folder.logs)
+                try:
+                    await self._start_and_train(cluster, stop)
+                finally:
+                    self._record.activity("ending processes")
+                    for leftover in await stop_cluster(cluster, deadline_s=self._config.psrl.deadlines.shutdown_s):
+                        self._record.note(leftover)
         except (PsrlError, BaseExceptionGroup) as error:
             cause = cause_in(error)
             self._record.failed(cause, step=self._point.step + 1)

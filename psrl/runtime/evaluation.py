@@ -12,7 +12,7 @@ from psrl.config.tree import Config
 from psrl.datasets.source import TaskSource
 from psrl.errors import ConfigError, PsrlError
 from psrl.runtime.build import load_tasks, make_cluster, run_renderer, start_cluster
-from psrl.runtime.cluster import start_ray
+from psrl.runtime.cluster import ray_of
 from psrl.runtime.controller import cause_in, end_tasks, unless_stopped, validation_of
 from psrl.runtime.names import check_registered_names
 from psrl.runtime.run_record import RunRecord
@@ -58,23 +58,23 @@ async def _evaluate(config: Config, record: RunRecord, source: TaskSource) -> Ev
     stop = StopRequest(note=record.note)
     stop.install()
     try:
-        await asyncio.to_thread(start_ray, config, extra_object_store_bytes=0)
-        cluster = make_cluster(config, record.folder.logs, with_training=False)
-        try:
-            supervisor = await start_cluster(cluster, config, progress=lambda what: record.activity(f"started {what}"))
-            watching = asyncio.create_task(supervisor.run(), name="supervisor")
-            record.begin_validation(0)
-            validation = validation_of(config, source, cluster, record)
-            playing = asyncio.create_task(unless_stopped(validation.run(PolicyVersion(0)), stop.event), name="validation")
+        with ray_of(config):
+            cluster = make_cluster(config, record.folder.logs, with_training=False)
             try:
-                done, _ = await asyncio.wait({watching, playing}, return_when=asyncio.FIRST_COMPLETED)
-                if watching in done:
-                    watching.result()
-                metrics = playing.result() or {}
+                supervisor = await start_cluster(cluster, config, progress=lambda what: record.activity(f"started {what}"))
+                watching = asyncio.create_task(supervisor.run(), name="supervisor")
+                record.begin_validation(0)
+                validation = validation_of(config, source, cluster, record)
+                playing = asyncio.create_task(unless_stopped(validation.run(PolicyVersion(0)), stop.event), name="validation")
+                try:
+                    done, _ = await asyncio.wait({watching, playing}, return_when=asyncio.FIRST_COMPLETED)
+                    if watching in done:
+                        watching.result()
+                    metrics = playing.result() or {}
+                finally:
+                    await end_tasks({watching, playing}, config.psrl.deadlines.shutdown_s)
             finally:
-                await end_tasks({watching, playing}, config.psrl.deadlines.shutdown_s)
-        finally:
-            await stop_cluster(cluster, deadline_s=config.psrl.deadlines.shutdown_s)
+                await stop_cluster(cluster, deadline_s=config.psrl.deadlines.shutdown_s)
     except (PsrlError, BaseExceptionGroup) as error:
         cause = cause_in(error)
         record.failed(cause, step=0)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from psrl.agent_loops.base import LoopParts
 from psrl.agent_loops.runner import EpisodePool, EpisodeRunner
 from psrl.chat.renderer import load_renderer
-from psrl.config.data import DataConfig
 from psrl.config.model import ModelConfig
 from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
 from psrl.config.rollout import RolloutConfig
@@ -39,7 +38,6 @@ class AgentWorkerSettings:
     model: ModelConfig
     gen_rollout: RolloutConfig
     val_rollout: RolloutConfig
-    data: DataConfig
     reward: RewardConfig
     custom_reward_function: CustomRewardFunctionConfig
     sandbox: SandboxConfig

@@ -9,7 +9,6 @@ from types import FrameType
 
 from psrl.errors import PsrlError
 from psrl.runtime.build import Cluster
-from psrl.runtime.cluster import stop_ray
 from psrl.runtime.supervision import within
 
 
@@ -44,14 +43,13 @@ class StopRequest:
 
 
 async def stop_cluster(cluster: Cluster, *, deadline_s: float) -> list[str]:
-    """End every process: politely within the deadline, then with Ray. Returns what did not end politely."""
+    """End every process: politely within the deadline; the end of Ray ends the rest. Returns what did not end politely."""
     stops = {
         **{f"agent worker {i}": worker.stop.remote() for i, worker in enumerate(cluster.agent_workers)},
         **{f"engine replica {i}": replica.stop.remote() for i, replica in enumerate(cluster.replicas)},
         "TransferQueue": asyncio.to_thread(cluster.data_plane.close),
     }
     results = await asyncio.gather(*(within(f"stop of {name}", stop, deadline_s) for name, stop in stops.items()), return_exceptions=True)
-    stop_ray()
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, PsrlError):
             raise result
