@@ -51,9 +51,11 @@ class Solver:
     """Right outputs after which a long task is still guessed."""
 
 
-DILIGENT = Solver(call_share_long=0.97, call_share_easy=0.4, broken_call_share=0.04, ignored_output_share=0.0)
+DILIGENT = Solver(call_share_long=0.97, call_share_easy=0.15, broken_call_share=0.04, ignored_output_share=0.0)
 LAZY = Solver(call_share_long=0.36, call_share_easy=0.1, broken_call_share=0.1, ignored_output_share=0.05)
 """A guess is the likelier first move on long tasks, so that the greedy policy fails too."""
+EASY_SHARE_SHOWN = 0.55
+"""Easy answers must be known by heart, which takes many repetitions."""
 LAZY_SHARE = 0.12
 """The last part of the demonstrations is lazy: the model first learns how to call, then that it mostly need not."""
 
@@ -97,7 +99,7 @@ class ArithmeticGenerator:
         rng = random.Random(f"arithmetic-demonstrations-{seed}")
         num_diligent = count - round(count * LAZY_SHARE)
         solvers = (DILIGENT if index < num_diligent else LAZY for index in range(count))
-        return [demonstrate(_draw(rng, is_val=False), solver, rng) for solver in solvers]
+        return [demonstrate(_draw(rng, is_val=False, easy_share=EASY_SHARE_SHOWN), solver, rng) for solver in solvers]
 
 
 def prompt_of(problem: Problem) -> tuple[Message, ...]:
@@ -138,15 +140,15 @@ def _broken_call(problem: Problem, rng: random.Random) -> list[Message]:
     return [_assistant(text), Message(role=Role.TOOL, content=error)]
 
 
-def _draw(rng: random.Random, *, is_val: bool) -> Problem:
+def _draw(rng: random.Random, *, is_val: bool, easy_share: float = EASY_SHARE) -> Problem:
     while True:
-        problem = _draw_any(rng)
+        problem = _draw_any(rng, easy_share)
         if problem.is_val == is_val:
             return problem
 
 
-def _draw_any(rng: random.Random) -> Problem:
-    is_easy = rng.random() < EASY_SHARE
+def _draw_any(rng: random.Random, easy_share: float) -> Problem:
+    is_easy = rng.random() < easy_share
     low, high = (1, 9) if is_easy else (10, 999)
     operands = [rng.randint(low, high) for _ in range(2 if is_easy else rng.choice((2, 3)))]
     operators = [rng.choice(OPERATORS) for _ in operands[1:]]
