@@ -32,8 +32,10 @@ class TransferQueueDataPlane:
     The first process of a run calls `start`, every other one `connect`.
     """
 
-    def __init__(self, *, deadline_s: float) -> None:
+    def __init__(self, *, deadline_s: float, startup_deadline_s: float) -> None:
+        """`deadline_s` bounds each call, `startup_deadline_s` the making of (or attaching to) the actors."""
         self._deadline_s = deadline_s
+        self._startup_deadline_s = startup_deadline_s
         self._threads = ThreadPoolExecutor(MAX_CALLS_IN_FLIGHT, thread_name_prefix="transfer-queue")
         self._owns_storage = False
 
@@ -50,11 +52,11 @@ class TransferQueueDataPlane:
             }
         )
         self._owns_storage = True
-        self._within("start", lambda: tq.init(conf))
+        self._within("start", lambda: tq.init(conf), self._startup_deadline_s)
 
     def connect(self) -> None:
         """Attach to the controller that the run's first process made."""
-        self._within("connect", tq.init)
+        self._within("connect", tq.init, self._startup_deadline_s)
 
     def put(self, rows: Sequence[TrajectoryRow], partition: Partition = Partition.TRAIN) -> KVBatchMeta:
         """Store rows as jagged columns, in one call."""
@@ -97,10 +99,11 @@ class TransferQueueDataPlane:
             self._within("close", tq.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _within(self, what: str, call: Callable[[], Result]) -> Result:
+    def _within(self, what: str, call: Callable[[], Result], deadline_s: float | None = None) -> Result:
+        limit_s = self._deadline_s if deadline_s is None else deadline_s
         try:
-            return self._threads.submit(call).result(self._deadline_s)
+            return self._threads.submit(call).result(limit_s)
         except FutureTimeoutError as error:
-            raise DataPlaneError(f"TransferQueue: {what} did not end within {self._deadline_s:g} s; is its controller alive?") from error
+            raise DataPlaneError(f"TransferQueue: {what} did not end within {limit_s:g} s; is its controller alive?") from error
         except (RuntimeError, ValueError, OSError, KeyError, AssertionError) as error:
             raise DataPlaneError(f"TransferQueue: {what} failed: {type(error).__name__}: {error}") from error

@@ -58,6 +58,7 @@ def make_cluster(config: Config, log_folder: Path, *, with_training: bool = True
                     world_size=num_ranks,
                     collective_timeout_s=config.psrl.deadlines.train_step_s,
                     data_plane_deadline_s=deadline_s,
+                    startup_deadline_s=config.psrl.deadlines.startup_s,
                 ),
             )
             for rank in range(num_ranks)
@@ -71,7 +72,7 @@ def make_cluster(config: Config, log_folder: Path, *, with_training: bool = True
             for index in range(rollout.agent.num_workers)
         ),
         parameter_server=ParameterServerActor.options(name="parameter-server").remote(num_kept=2),
-        data_plane=TransferQueueDataPlane(deadline_s=deadline_s),
+        data_plane=TransferQueueDataPlane(deadline_s=deadline_s, startup_deadline_s=config.psrl.deadlines.startup_s),
     )
 
 
@@ -86,6 +87,7 @@ def agent_worker_settings(config: Config) -> AgentWorkerSettings:
         sandbox=config.sandbox,
         max_episode_retries=config.psrl.max_episode_retries,
         data_plane_deadline_s=config.psrl.deadlines.data_plane_s,
+        startup_deadline_s=config.psrl.deadlines.startup_s,
         import_folder=str(Path.cwd()),
     )
 

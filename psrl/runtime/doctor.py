@@ -163,7 +163,7 @@ def check_engine(config: Config) -> str:
 def check_transfer_queue(config: Config) -> str:
     """A row put in comes out the same, then is gone."""
     start_ray(config, extra_object_store_bytes=0)
-    plane = TransferQueueDataPlane(deadline_s=config.psrl.deadlines.data_plane_s)
+    plane = TransferQueueDataPlane(deadline_s=config.psrl.deadlines.data_plane_s, startup_deadline_s=config.psrl.deadlines.startup_s)
     try:
         plane.start(config.transfer_queue)
         row = TrajectoryRow(

@@ -43,6 +43,7 @@ class AgentWorkerSettings:
     sandbox: SandboxConfig
     max_episode_retries: int
     data_plane_deadline_s: float
+    startup_deadline_s: float
     import_folder: str
     """Put on sys.path, so that a user's own environment beside their YAML is found."""
 
@@ -98,7 +99,7 @@ class AgentWorker:
         self._settings = settings
         if settings.import_folder not in sys.path:
             sys.path.insert(0, settings.import_folder)
-        self._data_plane = TransferQueueDataPlane(deadline_s=settings.data_plane_deadline_s)
+        self._data_plane = TransferQueueDataPlane(deadline_s=settings.data_plane_deadline_s, startup_deadline_s=settings.startup_deadline_s)
         self._program_runner: ProgramRunner = build_interpreter(settings.sandbox)
         self._is_runner_used = False
         self._tools: list[Tool] = []

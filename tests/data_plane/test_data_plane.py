@@ -14,7 +14,7 @@ from psrl.types import Episode, EpisodeTicket, LoopResult, Outcome, Score, Step,
 @pytest.fixture(scope="module")
 def transfer_queue_plane():
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    plane = TransferQueueDataPlane(deadline_s=60.0)
+    plane = TransferQueueDataPlane(deadline_s=60.0, startup_deadline_s=120.0)
     plane.start(TransferQueueConfig())
     yield plane
     plane.close()

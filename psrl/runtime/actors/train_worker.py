@@ -43,6 +43,7 @@ class TrainWorkerSettings:
     world_size: int
     collective_timeout_s: float
     data_plane_deadline_s: float
+    startup_deadline_s: float
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
@@ -52,7 +53,7 @@ class TrainWorkerActor:
     def __init__(self, *, settings: TrainWorkerSettings) -> None:
         self._settings = settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="train-rank")
-        self._data_plane = TransferQueueDataPlane(deadline_s=settings.data_plane_deadline_s)
+        self._data_plane = TransferQueueDataPlane(deadline_s=settings.data_plane_deadline_s, startup_deadline_s=settings.startup_deadline_s)
         self._rank: TrainRank | None = None
 
     async def rendezvous(self) -> str:
