@@ -27,10 +27,10 @@ def renderer():
 
 def test_the_cold_start_is_made_again_in_small_and_its_loss_falls(tmp_path):
     losses = []
-    make_model(tmp_path / "model", num_steps=12, on_step=lambda progress: losses.append(progress.loss))
-    assert len(losses) == 12
+    make_model(tmp_path / "model", num_steps=20, on_step=lambda progress: losses.append(progress.loss))
+    assert len(losses) == 20
     assert losses[0] > 5.0  # near the loss of a uniform guess over the vocabulary, ln 417 = 6.03
-    assert min(losses[-3:]) < 0.75 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
     AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     for name in ("tokenizer.json", "chat_template.jinja"):
         assert (tmp_path / "model" / name).read_text() == (MODEL / name).read_text(), f"{name} of the package was made otherwise"
