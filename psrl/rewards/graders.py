@@ -132,7 +132,8 @@ class _GradingChild:
             raise RewardError(f"the grader's answer is longer than {MAX_ANSWER_BYTES} bytes") from error
         if not line.endswith(b"\n"):
             raise RewardError("the grader died while grading")
-        return json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def kill(self) -> None:
         if self._process is not None:

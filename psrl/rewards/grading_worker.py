@@ -59,7 +59,8 @@ def _read(stream: BinaryIO) -> dict[str, Any] | None:
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
-    return pickle.loads(stream.read(HEADER.unpack(header)[0]))
+    request: dict[str, Any] = pickle.loads(stream.read(HEADER.unpack(header)[0]))
+    return request
 
 
 def _answer(stream: Any, reply: dict[str, Any]) -> None:
