@@ -28,7 +28,7 @@ from psrl.engines.process import EngineProcess
 from psrl.errors import ConfigError, DataPlaneError, EngineError, PsrlError, SandboxUnavailableError
 from psrl.runtime.actors.engine_replica import engine_command
 from psrl.runtime.build import run_renderer
-from psrl.runtime.cluster import start_ray, stop_ray
+from psrl.runtime.cluster import ray_of
 from psrl.sandbox.build import build_interpreter
 from psrl.types import GenerateRequest, Message, Role, SamplingParams
 
@@ -162,27 +162,26 @@ def check_engine(config: Config) -> str:
 
 def check_transfer_queue(config: Config) -> str:
     """A row put in comes out the same, then is gone."""
-    start_ray(config, extra_object_store_bytes=0)
-    plane = TransferQueueDataPlane(deadline_s=config.psrl.deadlines.data_plane_s, startup_deadline_s=config.psrl.deadlines.startup_s)
-    try:
-        plane.start(config.transfer_queue)
-        row = TrajectoryRow(
-            key="doctor", tags=_tags(), columns={column.name: torch.arange(3, dtype=DTYPES[column.dtype]) for column in COLUMNS}
-        )
-        began = time.perf_counter()
-        plane.put([row], Partition.VAL)
-        (fetched,) = plane.fetch([row.key], list(row.columns), Partition.VAL)
-        plane.clear([row.key], Partition.VAL)
-        seconds = time.perf_counter() - began
-        different = [name for name, tensor in row.columns.items() if not torch.equal(fetched[name], tensor)]
-        if different:
-            raise DataPlaneError(f"columns came back changed: {different}")
-        if plane.keys(Partition.VAL):
-            raise DataPlaneError("a cleared row is still listed")
-        return f"a row went in and out in {1000 * seconds:.0f} ms"
-    finally:
-        plane.close()
-        stop_ray()
+    with ray_of(config):
+        plane = TransferQueueDataPlane(deadline_s=config.psrl.deadlines.data_plane_s, startup_deadline_s=config.psrl.deadlines.startup_s)
+        try:
+            plane.start(config.transfer_queue)
+            row = TrajectoryRow(
+                key="doctor", tags=_tags(), columns={column.name: torch.arange(3, dtype=DTYPES[column.dtype]) for column in COLUMNS}
+            )
+            began = time.perf_counter()
+            plane.put([row], Partition.VAL)
+            (fetched,) = plane.fetch([row.key], list(row.columns), Partition.VAL)
+            plane.clear([row.key], Partition.VAL)
+            seconds = time.perf_counter() - began
+            different = [name for name, tensor in row.columns.items() if not torch.equal(fetched[name], tensor)]
+            if different:
+                raise DataPlaneError(f"columns came back changed: {different}")
+            if plane.keys(Partition.VAL):
+                raise DataPlaneError("a cleared row is still listed")
+            return f"a row went in and out in {1000 * seconds:.0f} ms"
+        finally:
+            plane.close()
 
 
 def _tags() -> TrajectoryTags:

@@ -6,12 +6,12 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from real_models import qwen3_tokenizer_path
 
 from psrl.agent_data import AgentDataParts, build_agent_data
 from psrl.chat import load_renderer
 from psrl.errors import ConfigError, EnvironmentFault, TemplateError
 from psrl.types import FinishReason, Generation, Message, Role, Task, TaskUid, ToolCall, ToolCallError, ToolSchema, TrajectoryUid
+from tests.real_models import qwen3_tokenizer_path
 
 TASK = Task(uid=TaskUid("t"), prompt=(Message(role=Role.USER, content="hi"),), data_source="test")
 TOOL = ToolSchema(name="add", description="Adds.", parameters={"type": "object", "properties": {"a": {"type": "integer"}}})

@@ -19,7 +19,6 @@ from episode_kit import (
     make_ticket,
     renderer,
 )
-from real_models import qwen3_tokenizer_path
 
 from psrl.agent_loops import EpisodeRunner, LoopParts
 from psrl.agent_loops.playing import turn_seed
@@ -27,6 +26,7 @@ from psrl.chat import load_renderer
 from psrl.environments import Environment, register_environment
 from psrl.errors import AgentError, ConfigError, DataPlaneError, EngineError, EnvironmentFault, RewardError, SandboxError
 from psrl.types import FinishReason, Generation, Outcome, Role, Score
+from tests.real_models import qwen3_tokenizer_path
 
 FINAL = "The answer is \\boxed{7}."
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from real_models import llama3_1_tokenizer_path, qwen3_tokenizer_path, smollm2_path
 from transformers import AutoTokenizer
 
 from psrl.chat import HfRenderer, ProbeReport, load_renderer, probe
 from psrl.types import Message, ToolSchema
+from tests.real_models import llama3_1_tokenizer_path, qwen3_tokenizer_path, smollm2_path
 
 FOLDERS: dict[str, Callable[[], Path]] = {
     "smollm2": smollm2_path,

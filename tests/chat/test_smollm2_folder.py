@@ -9,13 +9,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from real_models import smollm2_path
 from transformers import AutoModelForCausalLM
 
 from psrl.chat import load_renderer
 from psrl.errors import ConfigError
 from psrl.recipes.retool.smollm2 import make_smollm2_folder
 from psrl.types import Message, Role
+from tests.real_models import smollm2_path
 
 
 def test_smollm2_knows_the_capital_of_france():

@@ -1,17 +1,13 @@
 """The main job through all real parts: it learns, survives nothing silently, and goes on where it was."""
 
 import signal
-import sys
 import time
 
 import pytest
 
-sys.path.insert(0, __file__.rsplit("/", 1)[0])
-
-from command import Command, start
-
 from psrl.telemetry.run_folder import RunFolder
 from psrl.telemetry.trajectories import read_trajectories
+from tests.runtime.command import Command, start
 
 SMALL = (
     "data.generator.num_val=8",
