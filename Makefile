@@ -21,7 +21,7 @@ lint:
 
 bench:
 	@scripts/setup.sh
-	@for file in benchmarks/bench_*.py; do echo "== $$file"; .venv/bin/python $$file || exit 1; done
+	@for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python $$file || exit 1; done
 
 setup:
 	@scripts/setup.sh tests

@@ -79,6 +79,8 @@ def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose 
     config = _to_config(_compose(path, overrides))
     if not config.recipe:
         config.recipe = path.parent.name if path.name == "config.yaml" else path.stem
+    if not config.import_folder:
+        config.import_folder = str(Path.cwd() if path.is_relative_to(RECIPES_FOLDER) else path.parent)
     _make_paths_absolute(config)
     check_values(config)
     if purpose is Purpose.SFT:

@@ -39,6 +39,8 @@ class Config:
 
     recipe: str = ""
     """Name of the recipe; part of the run folder's path."""
+    import_folder: str = ""
+    """Put on Python's path of every process; the folder of the user's own YAML file unless set."""
     gen_actor_rollout_ref: GenActorRolloutRefConfig = field(default_factory=GenActorRolloutRefConfig)
     train_actor_rollout_ref: TrainActorRolloutRefConfig = field(default_factory=TrainActorRolloutRefConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -88,7 +88,7 @@ def agent_worker_settings(config: Config) -> AgentWorkerSettings:
         max_episode_retries=config.psrl.max_episode_retries,
         data_plane_deadline_s=config.psrl.deadlines.data_plane_s,
         startup_deadline_s=config.psrl.deadlines.startup_s,
-        import_folder=str(Path.cwd()),
+        import_folder=config.import_folder,
     )
 
 

@@ -6,7 +6,6 @@ Generators are not among them: `load_tasks` resolves theirs at once.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import psrl.rewards.custom
 import psrl.rewards.math_scorer
@@ -25,13 +24,13 @@ from psrl.telemetry.trackers import trackers
 
 
 def check_registered_names(config: Config) -> None:
-    """Resolve every name that settings choose; the working folder may hold the user's own classes.
+    """Resolve every name that settings choose; `import_folder` may hold the user's own classes.
 
     Raises:
         ConfigError: A name is neither registered nor importable.
     """
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+    if config.import_folder not in sys.path:
+        sys.path.insert(0, config.import_folder)
     registries = {
         "algorithm.adv_estimator": advantage_estimators,
         "train_actor_rollout_ref.actor.policy_loss": policy_losses,

@@ -3,6 +3,5 @@
 from psrl.tools.base import FunctionTool, problem_with, schema_of, tool, tools
 from psrl.tools.code_interpreter import CodeInterpreter
 from psrl.tools.config import load_tools
-from psrl.tools.group import ToolGroup
 
-__all__ = ["CodeInterpreter", "FunctionTool", "ToolGroup", "load_tools", "problem_with", "schema_of", "tool", "tools"]
+__all__ = ["CodeInterpreter", "FunctionTool", "load_tools", "problem_with", "schema_of", "tool", "tools"]

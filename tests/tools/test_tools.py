@@ -9,8 +9,7 @@ from psrl.config.sandbox import SandboxConfig
 from psrl.errors import ConfigError, SandboxUnavailableError, ToolError
 from psrl.protocols import Tool
 from psrl.sandbox import build_interpreter
-from psrl.tools import CodeInterpreter, FunctionTool, ToolGroup, tool, tools
-from psrl.types import ToolCall, ToolCallError
+from psrl.tools import CodeInterpreter, FunctionTool, tool, tools
 
 
 @tool
@@ -105,37 +104,14 @@ def test_a_function_that_the_model_cannot_be_told_about_is_a_config_error():
             FunctionTool(function, name=function.__name__)
 
 
-def test_a_group_answers_every_call_in_order():
-    group = ToolGroup([scale, wait_for_ever], max_calls_per_turn=4)
-    calls = [
-        ToolCall(id="0", name="scale", arguments={"value": 1}),
-        ToolCallError(id="1", cause="invalid_json", message="the arguments are not JSON"),
-        ToolCall(id="2", name="search", arguments={}),
-        ToolCall(id="3", name="scale", arguments={}),
-        ToolCall(id="4", name="scale", arguments={"value": 1}),
-    ]
-    results = asyncio.run(group.call_all(calls))
-    assert [result.error_cause for result in results] == [None, "invalid_json", "unknown_tool", "bad_arguments", "too_many_calls"]
-    assert results[1].text == "Error: the arguments are not JSON"
-    assert results[2].text == "Error: unknown tool 'search'. Known tools: scale, wait_for_ever"
-    assert [schema.name for schema in group.schemas] == ["scale", "wait_for_ever"]
-    asyncio.run(group.close())
-
-
-def test_two_tools_of_one_name_are_refused():
-    with pytest.raises(ConfigError, match="two tools"):
-        ToolGroup([scale, scale])
-
-
 def interpret(*all_arguments):
-    """Results of code_interpreter calls through a group, in one interpreter."""
+    """Results of code_interpreter calls in one interpreter."""
 
     async def play():
         interpreter = build_interpreter(SandboxConfig(num_workers=1, wall_s=1.0, output_kb=1), run="tools")
-        group = ToolGroup([CodeInterpreter(interpreter)], max_calls_per_turn=99)
-        calls = [ToolCall(id=str(i), name="code_interpreter", arguments=given) for i, given in enumerate(all_arguments)]
+        code_interpreter = CodeInterpreter(interpreter)
         try:
-            return await group.call_all(calls)
+            return [await code_interpreter.call(given) for given in all_arguments]
         finally:
             await interpreter.stop()
 

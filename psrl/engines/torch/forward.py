@@ -17,6 +17,10 @@ import torch.nn.functional as F
 from psrl.engines.torch.architecture import rope_tables
 from psrl.engines.torch.weights import Layer, Weights
 
+MIN_PADDED_SPANS = 3
+MAX_PADDING = 4
+"""Most padded over exact work in attention, which is a small part of a prompt's cost."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
@@ -38,6 +42,20 @@ class Batch:
     spans: list[Span]
     rows_R: np.ndarray
     """Flat indices whose logits are wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PaddedSpans:
+    """Several spans as one padded attention: N spans, L longest span, E furthest end."""
+
+    slots_N: torch.Tensor
+    rows: torch.Tensor
+    """Where each span token lies in the flattened [N * L] queries."""
+    num_spans: int
+    longest: int
+    furthest: int
+    mask: torch.Tensor
+    """[N, 1, L, E] bool: a token sees what is not after it in its sequence."""
 
 
 class Forward:
@@ -67,8 +85,10 @@ class Forward:
             decode_len = int(batch.positions_T[: batch.num_decode].max()) + 1
             mask = torch.zeros((batch.num_decode, 1, 1, decode_len), dtype=self._cache.dtype, device=self._device)
             mask.masked_fill_((self._range[:decode_len] > positions[: batch.num_decode, None])[:, None, None], float("-inf"))
+        padded = self._padded(batch.spans) if is_worth_padding(batch.spans) else None
         span_masks = [
-            None if span.start == 0 else self._range[: span.end] <= self._range[span.start : span.end, None] for span in batch.spans
+            None if span.start == 0 or padded else self._range[: span.end] <= self._range[span.start : span.end, None]
+            for span in batch.spans
         ]
         x = F.embedding(tokens, self._weights.embedding)
         size = (shape.hidden_size,)
@@ -77,7 +97,7 @@ class Forward:
             q, k, v = self._project(layer, normed, cos, sin)
             keys[slots, :, positions] = k
             values[slots, :, positions] = v
-            attended = self._attend(q, keys, values, batch, mask, decode_len, span_masks)
+            attended = self._attend(q, keys, values, batch, mask, decode_len, span_masks, padded)
             x = x + F.linear(attended, layer.output, layer.output_bias)
             normed = F.rms_norm(x, size, layer.mlp_norm, shape.rms_norm_eps)
             gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
@@ -110,6 +130,7 @@ class Forward:
         mask: torch.Tensor | None,
         decode_len: int,
         span_masks: list[torch.Tensor | None],
+        padded: PaddedSpans | None,
     ) -> torch.Tensor:
         """[T, H * D]."""
         shape = self._weights.shape
@@ -122,6 +143,9 @@ class Forward:
                 grouped, keys[:num_decode, :, :decode_len], values[:num_decode, :, :decode_len], attn_mask=mask
             )
             parts.append(attended.reshape(num_decode, -1))
+        if padded is not None:
+            parts.append(self._attend_padded(q[num_decode:], keys, values, padded))
+            return torch.cat(parts)
         row = num_decode
         for span, span_mask in zip(batch.spans, span_masks, strict=True):
             length = span.end - span.start
@@ -136,3 +160,41 @@ class Forward:
             parts.append(attended[0].transpose(0, 1).reshape(length, -1))
             row += length
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _padded(self, spans: list[Span]) -> PaddedSpans:
+        lengths = [span.end - span.start for span in spans]
+        longest, furthest = max(lengths), max(span.end for span in spans)
+        starts = torch.tensor([span.start for span in spans], device=self._device)
+        rows = np.concatenate([np.arange(length) + index * longest for index, length in enumerate(lengths)])
+        query_positions = starts[:, None] + self._range[:longest]
+        return PaddedSpans(
+            slots_N=torch.tensor([span.slot for span in spans], device=self._device),
+            rows=torch.from_numpy(rows).to(self._device),
+            num_spans=len(spans),
+            longest=longest,
+            furthest=furthest,
+            mask=(self._range[:furthest] <= query_positions[:, :, None])[:, None],
+        )
+
+    def _attend_padded(self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, spans: PaddedSpans) -> torch.Tensor:
+        """[span tokens, H * D]; padded queries see only finite keys and are dropped."""
+        shape = self._weights.shape
+        padded = q.new_zeros(spans.num_spans * spans.longest, *q.shape[1:])
+        padded[spans.rows] = q
+        attended = F.scaled_dot_product_attention(
+            padded.view(spans.num_spans, spans.longest, *q.shape[1:]).transpose(1, 2),
+            keys[spans.slots_N, :, : spans.furthest],
+            values[spans.slots_N, :, : spans.furthest],
+            attn_mask=spans.mask,
+            enable_gqa=shape.num_heads != shape.num_kv_heads,
+        )
+        return attended.transpose(1, 2).reshape(spans.num_spans * spans.longest, -1)[spans.rows]
+
+
+def is_worth_padding(spans: list[Span]) -> bool:
+    """Several short spans cost more kernel launches than padding costs arithmetic; a long one among short ones does not."""
+    if len(spans) < MIN_PADDED_SPANS:
+        return False
+    exact = sum((span.end - span.start) * span.end for span in spans)
+    padded = len(spans) * max(span.end - span.start for span in spans) * max(span.end for span in spans)
+    return padded <= MAX_PADDING * exact
