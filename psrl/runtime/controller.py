@@ -96,6 +96,7 @@ class Controller:
         try:
             self._record.activity("starting Ray")
             with ray_of(self._config):
+                stop.install()  # again: Ray takes SIGTERM for itself
                 cluster = make_cluster(self._config, self._record.folder.logs)
                 try:
                     await self._start_and_train(cluster, stop)

@@ -59,6 +59,7 @@ async def _evaluate(config: Config, record: RunRecord, source: TaskSource) -> Ev
     stop.install()
     try:
         with ray_of(config):
+            stop.install()  # again: Ray takes SIGTERM for itself
             cluster = make_cluster(config, record.folder.logs, with_training=False)
             try:
                 supervisor = await start_cluster(cluster, config, progress=lambda what: record.activity(f"started {what}"))

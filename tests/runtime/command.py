@@ -55,7 +55,7 @@ class Command:
     def wait_for_step(self, step: int) -> None:
         """Until the step's metrics are there."""
         deadline = time.monotonic() + START_LIMIT_S
-        while step not in self.metrics() or "train/loss/mean" not in self.metrics()[step]:
+        while step not in self.metrics() or "train/loss/value" not in self.metrics()[step]:
             assert self.process.poll() is None, f"ended early: {self.output()}"
             assert time.monotonic() < deadline, f"step {step} did not come: {self.log()}"
             self.look()
