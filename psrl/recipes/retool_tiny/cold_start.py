@@ -25,7 +25,7 @@ from psrl.recipes.retool_tiny.tokenizer import MODEL_MAX_LENGTH, build_tokenizer
 from psrl.training.sft import SftProgress, SftRow, train_sft
 
 NUM_TOKENIZER_TEXTS = 4000
-SFT = SftConfig(num_steps=1000, batch_size=32, max_length=256, lr=2e-3, min_lr_ratio=0.02, seed=1, from_scratch=True)
+SFT = SftConfig(num_steps=2000, batch_size=32, max_length=256, lr=2e-3, min_lr_ratio=0.02, seed=1, from_scratch=True)
 
 
 def make_model(
