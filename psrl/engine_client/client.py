@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-import httpx
+import aiohttp
 import orjson
 
 from psrl.engine_client.bodies import generate_body, manifest_to_json, parse_generation, parse_weight_report
@@ -23,6 +23,7 @@ from psrl.types import GenerateRequest, Generation, PolicyVersion
 MAX_CONNECTIONS = 512
 """Per replica; more requests than an engine decodes at once wait in the engine, not in the pool."""
 CONNECT_TIMEOUT_S = 5.0
+KEEPALIVE_S = 60.0
 READY_POLL_S = 0.1
 MAX_SESSIONS = 65536
 """Sessions remembered; the oldest is forgotten and would be placed anew."""
@@ -38,12 +39,7 @@ class HttpReplica:
         self._request_timeout_s = request_timeout_s
         self._control_timeout_s = control_timeout_s
         self.num_in_flight = 0
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_TIMEOUT_S),
-            limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_CONNECTIONS, keepalive_expiry=60.0),
-            trust_env=False,  # a proxy of the environment must never stand between psrl and its engines
-        )
+        self._session: aiohttp.ClientSession | None = None
 
     async def generate(self, request: GenerateRequest) -> Generation:
         """Sample one turn.
@@ -127,23 +123,30 @@ class HttpReplica:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        if self._session is not None:
+            await self._session.close()
 
     async def _call(self, method: str, path: str, *, timeout_s: float, content: bytes | None = None) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
-            async with asyncio.timeout(timeout_s):  # httpx's own bounds one read, not the whole call
-                response = await self._http.request(
-                    method, path, content=content, headers=JSON_HEADERS, timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S)
-                )
+            async with self._connections().request(method, self.url + path, data=content, headers=JSON_HEADERS, timeout=timeout) as answer:
+                status, body = answer.status, await answer.read()
         except TimeoutError as error:
             raise EngineError(f"engine {self.url}{path}: no answer within {timeout_s:.0f} s") from error
-        except httpx.HTTPError as error:
+        except aiohttp.ClientError as error:
             raise EngineError(f"engine {self.url}{path}: {type(error).__name__}: {error}") from error
-        if response.status_code < 300:
-            return response.content
-        text = f"engine {self.url}{path}: {response.status_code}: {response.text[:500]}"
-        is_wrong_request = 400 <= response.status_code < 500 and response.status_code not in (408, 429)
+        if status < 300:
+            return body
+        text = f"engine {self.url}{path}: {status}: {body[:500].decode(errors='replace')}"
+        is_wrong_request = 400 <= status < 500 and status not in (408, 429)
         raise EngineRequestError(text) if is_wrong_request else EngineError(text)
+
+    def _connections(self) -> aiohttp.ClientSession:
+        """Made by the first call, because it belongs to the event loop that runs then. No proxy of the environment is used."""
+        if self._session is None:
+            connector = aiohttp.TCPConnector(limit=MAX_CONNECTIONS, keepalive_timeout=KEEPALIVE_S)
+            self._session = aiohttp.ClientSession(connector=connector)
+        return self._session
 
 
 class HttpGenerator:
