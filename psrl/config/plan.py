@@ -25,7 +25,7 @@ from psrl.errors import ConfigError
 MIB = 2**20
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
 PROCESS_BYTES = {"plain": 150 * MIB, "torch": 450 * MIB, "ray": 300 * MIB}
-"""Resident size of an idle process: of Python with httpx; with torch and transformers; of Ray's own head processes together."""
+"""Resident size of an idle process: of Python with aiohttp; with torch and transformers; of Ray's own head processes together."""
 WEIGHT_VERSIONS_KEPT = 2
 """One that replicas may still read, one that is being written."""
 MEMORY_SHARE = 0.95

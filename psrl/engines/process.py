@@ -13,11 +13,12 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import httpx
+import aiohttp
 
 from psrl.errors import ProcessDiedError
 
 POLL_S = 0.05
+HEALTH_TIMEOUT_S = 2.0
 STOP_GRACE_S = 5.0
 LAST_WORDS_BYTES = 4000
 
@@ -45,11 +46,11 @@ class EngineProcess:
         """
         self._spawn()
         deadline = asyncio.get_running_loop().time() + timeout_s
-        async with httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=2.0) as http:
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as http:
             while True:
                 if (code := self.poll()) is not None:
                     raise ProcessDiedError(f"engine ended with {code} at its start; last words: {self.last_words()}")
-                if await _is_healthy(http):
+                if await _is_healthy(http, self.url):
                     return
                 if asyncio.get_running_loop().time() > deadline:
                     self.stop()
@@ -108,8 +109,9 @@ class EngineProcess:
             )
 
 
-async def _is_healthy(http: httpx.AsyncClient) -> bool:
+async def _is_healthy(http: aiohttp.ClientSession, url: str) -> bool:
     try:
-        return (await http.get("/health")).status_code == 200
-    except httpx.HTTPError:
+        async with http.get(f"{url}/health") as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
         return False
