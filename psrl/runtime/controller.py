@@ -97,6 +97,7 @@ class Controller:
             self._record.activity("starting Ray")
             with ray_of(self._config):
                 stop.install()  # again: Ray takes SIGTERM for itself
+                self._record.started("Ray")
                 cluster = make_cluster(self._config, self._record.folder.logs)
                 try:
                     await self._start_and_train(cluster, stop)
@@ -113,7 +114,7 @@ class Controller:
         return self._record.summary(steps=self._point.step, stopped_early=stop.event.is_set())
 
     async def _start_and_train(self, cluster: Cluster, stop: StopRequest) -> None:
-        starting = start_cluster(cluster, self._config, progress=lambda what: self._record.activity(f"started {what}"))
+        starting = start_cluster(cluster, self._config, progress=self._record.started)
         supervisor = await unless_stopped(starting, stop.event)
         if supervisor is None:
             return

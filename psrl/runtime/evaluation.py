@@ -60,9 +60,10 @@ async def _evaluate(config: Config, record: RunRecord, source: TaskSource) -> Ev
     try:
         with ray_of(config):
             stop.install()  # again: Ray takes SIGTERM for itself
+            record.started("Ray")
             cluster = make_cluster(config, record.folder.logs, with_training=False)
             try:
-                supervisor = await start_cluster(cluster, config, progress=lambda what: record.activity(f"started {what}"))
+                supervisor = await start_cluster(cluster, config, progress=record.started)
                 watching = asyncio.create_task(supervisor.run(), name="supervisor")
                 record.begin_validation(0)
                 validation = validation_of(config, source, cluster, record)

@@ -91,6 +91,11 @@ class RunRecord:
         """What goes on now."""
         self._live.activity(text)
 
+    def started(self, what: str) -> None:
+        """A part of the start-up is done; its time since the command is a metric, so that a slow start can be explained."""
+        self.activity(f"started {what}")
+        self._metrics.log({names.startup_seconds(what): time.time() - self._command_started}, step=self._step)
+
     def note(self, text: str) -> None:
         """A line that stays."""
         self._live.note(text)

@@ -80,6 +80,15 @@ def time_share(use: TimeUse) -> str:
     return f"time/share/{use.value}"
 
 
+def startup_seconds(part: str) -> str:
+    """Name of the seconds from the command until `part` of the run was up.
+
+    Example:
+        "train workers" -> "startup/train_workers/seconds"
+    """
+    return f"startup/{part.lower().replace(' ', '_')}/seconds"
+
+
 def outcome_share(outcome: Outcome) -> str:
     """Name of the share of the step's episodes that ended in `outcome`."""
     return f"episode/outcome/{outcome.value}"

@@ -46,8 +46,10 @@ def test_the_check_passes_as_the_guide_says(folder):
     ("turns", "reward", "accuracy", "num_turns"),
     [
         (["The answer is \\boxed{%d}."], 1.0, 1.0, 1),
-        (["I do not know.", "\\boxed{1} no, \\boxed{%d}"], 0.5, 1.0, 2),
+        (["\\boxed{0}", "\\boxed{1} no, \\boxed{%d}"], 1.0, 1.0, 2),
+        # Sums are at least 20: an answer of -1 is off by more than 20, and a box that is no number ends the game.
         (["\\boxed{-1}", "\\boxed{" + "9" * 15 + "}"], 0.0, 0.0, 2),
+        (["I do not know."], 0.0, 0.0, 1),
     ],
 )
 def test_an_episode_of_the_guide_s_settings_is_rewarded_as_the_guide_says(folder, turns, reward, accuracy, num_turns):
@@ -72,7 +74,7 @@ def test_an_episode_of_the_guide_s_settings_is_rewarded_as_the_guide_says(folder
     assert (episode.score.reward, episode.score.accuracy) == (reward, accuracy)
     assert episode.result.trajectories[0].num_turns == num_turns
     if num_turns == 2:
-        assert episode.result.messages[2].content == f"No, it is {task.ground_truth}."
+        assert episode.result.messages[-2].content == "Too low."
 
 
 def test_no_validation_sum_is_trained_on(folder):

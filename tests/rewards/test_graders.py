@@ -131,11 +131,12 @@ def test_grading_works_outside_of_the_main_thread():
 
 def test_a_plain_answer_starts_no_process():
     async def run():
+        before = set(psutil.Process().children())
         checker = BoxChecker(RewardConfig())
         verdict = await checker.check(r"\boxed{42.0}", "42")
-        return verdict.is_correct, psutil.Process().children()
+        return verdict.is_correct, set(psutil.Process().children()) - before
 
-    assert asyncio.run(run()) == (True, [])
+    assert asyncio.run(run()) == (True, set())
 
 
 def test_a_users_function_gets_verls_arguments_and_may_return_a_number_or_a_dictionary(tmp_path):
