@@ -25,9 +25,9 @@ from psrl.types import (
     Trajectory,
 )
 
-ObsType = TypeVar("ObsType")
-ActType = TypeVar("ActType")
 ObsType_co = TypeVar("ObsType_co", covariant=True)
+ObsType_contra = TypeVar("ObsType_contra", contravariant=True)
+ActType_co = TypeVar("ActType_co", covariant=True)
 ActType_contra = TypeVar("ActType_contra", contravariant=True)
 
 Info = dict[str, Any]
@@ -37,18 +37,18 @@ Info = dict[str, Any]
 # ---------------------------------------------------------------- the episode
 
 
-class Environment(Protocol[ObsType, ActType]):
+class Environment(Protocol[ObsType_co, ActType_contra]):
     """A world that answers actions with observations. One object serves one episode.
 
     `close` is always called, also after a failure or a cancellation, and may be called twice.
     """
 
     @abstractmethod
-    async def reset(self, task: Task) -> tuple[ObsType, Info]:
+    async def reset(self, task: Task) -> tuple[ObsType_co, Info]:
         """Begin the episode of `task`; called once."""
 
     @abstractmethod
-    async def step(self, action: ActType) -> tuple[ObsType, float | None, bool, Info]:
+    async def step(self, action: ActType_contra) -> tuple[ObsType_co, float | None, bool, Info]:
         """Apply one action: (observation, reward, done, info).
 
         The reward is None where this environment does not judge (a scorer does it at the end). The observation of a
@@ -60,7 +60,7 @@ class Environment(Protocol[ObsType, ActType]):
         """Free everything that the episode held."""
 
 
-class AgentData(Protocol[ObsType, ActType]):
+class AgentData(Protocol[ObsType_contra, ActType_co]):
     """Between observations and token ids: the only place where an environment meets them. One object, one episode."""
 
     @property
@@ -79,7 +79,7 @@ class AgentData(Protocol[ObsType, ActType]):
         """The decoded sampled text of each turn."""
 
     @abstractmethod
-    def begin(self, task: Task, observation: ObsType, info: Info) -> None:
+    def begin(self, task: Task, observation: ObsType_contra, info: Info) -> None:
         """Render the first observation; called once, before the first turn."""
 
     @abstractmethod
@@ -91,14 +91,14 @@ class AgentData(Protocol[ObsType, ActType]):
         """Ids that end a turn."""
 
     @abstractmethod
-    def act(self, generation: Generation, *, temperature: float) -> ActType:
+    def act(self, generation: Generation, *, temperature: float) -> ActType_co:
         """Append the sampled tokens to the trajectory and read the action from them.
 
         Never raises for what the policy wrote: a broken call is part of the action.
         """
 
     @abstractmethod
-    def observe(self, observation: ObsType, info: Info) -> None:
+    def observe(self, observation: ObsType_contra, info: Info) -> None:
         """Render what the environment answered; called after each step that is not done."""
 
     @abstractmethod

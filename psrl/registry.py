@@ -32,7 +32,7 @@ class Registry(Generic[Registered]):
         """Decorator that adds a class or function under `name`; a second one under the same name is a mistake."""
 
         def add(entry: Any) -> Any:
-            known = self._entries.setdefault(name, entry)
+            known: Any = self._entries.setdefault(name, entry)
             same = known is entry or (known.__module__, known.__qualname__) == (entry.__module__, entry.__qualname__)
             assert same, f"{self._noun} {name!r} is registered twice: {known} and {entry}"
             self._entries[name] = entry
@@ -57,7 +57,8 @@ class Registry(Generic[Registered]):
         if not module_name:
             raise self._unknown(name, f"is no registered {self._noun}")
         try:
-            return getattr(importlib.import_module(module_name), attribute)
+            found: Registered = getattr(importlib.import_module(module_name), attribute)
+            return found
         except ImportError as error:
             raise self._unknown(name, f"cannot be imported ({error})") from error
         except AttributeError as error:

@@ -14,10 +14,10 @@ from psrl.agent_data.base import AgentData, AgentDataParts, Info, register_agent
 from psrl.errors import EnvironmentFault, TemplateError
 from psrl.types import Generation, Message, ParsedTurn, Role, Step, Task, ToolCall, Trajectory
 
-ActType = TypeVar("ActType")
+ActType_co = TypeVar("ActType_co", covariant=True)
 
 
-class ConversationAgentData(AgentData[Sequence[Message] | str, ActType], Generic[ActType]):
+class ConversationAgentData(AgentData[Sequence[Message] | str, ActType_co], Generic[ActType_co]):
     """Base of agent data for chat models: does all token work. A subclass says what an action is, in `read_action`.
 
     An observation is a sequence of messages, or a text that is taken as one user message.
@@ -38,7 +38,7 @@ class ConversationAgentData(AgentData[Sequence[Message] | str, ActType], Generic
         self._messages: list[Message] = []
         self._turn_texts: list[str] = []
 
-    def read_action(self, parsed: ParsedTurn) -> ActType:
+    def read_action(self, parsed: ParsedTurn) -> ActType_co:
         """What the environment is given for a turn. Must not raise for what the policy wrote: make it part of the action."""
         raise NotImplementedError(f"{type(self).__name__} has no read_action")
 
@@ -73,7 +73,7 @@ class ConversationAgentData(AgentData[Sequence[Message] | str, ActType], Generic
         """Ids that end a turn of this model family."""
         return self._renderer.stop_token_ids
 
-    def act(self, generation: Generation, *, temperature: float) -> ActType:
+    def act(self, generation: Generation, *, temperature: float) -> ActType_co:
         """Append the turn as it was sampled and read its action."""
         parsed = self._renderer.parse(generation.token_ids, turn=self._trajectory.num_turns)
         action = self.read_action(parsed)

@@ -38,7 +38,7 @@ class DataProto:
     @staticmethod
     def from_tasks(tasks: Sequence[Task]) -> DataProto:
         """Turn tasks into columns."""
-        columns: dict[str, list[Any]] = {
+        columns: dict[str, Sequence[Any]] = {
             "uid": [task.uid for task in tasks],
             "raw_prompt": [[message.to_template() for message in task.prompt] for task in tasks],
             "data_source": [task.data_source for task in tasks],

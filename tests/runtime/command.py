@@ -84,5 +84,5 @@ def start(folder: Path, *arguments: str) -> Command:
     """Start `psrl ARGUMENTS` with its run folders below `folder`."""
     folder.mkdir(exist_ok=True)
     with (folder / "output.txt").open("ab") as output:
-        process = subprocess.Popen([sys.executable, "-m", "psrl.cli.main", *arguments], stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([sys.executable, "-m", "psrl", *arguments], stdout=output, stderr=subprocess.STDOUT)
     return Command(process, folder)
