@@ -80,7 +80,6 @@ class Forward:
         )
         cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
         mask = None
-        decode_len = 0
         if batch.num_decode:
             decode_len = int(batch.positions_T[: batch.num_decode].max()) + 1
             mask = torch.zeros((batch.num_decode, 1, 1, decode_len), dtype=self._cache.dtype, device=self._device)
@@ -97,11 +96,11 @@ class Forward:
             q, k, v = self._project(layer, normed, cos, sin)
             keys[slots, :, positions] = k
             values[slots, :, positions] = v
-            attended = self._attend(q, keys, values, batch, mask, decode_len, span_masks, padded)
+            attended = self._attend(q, keys, values, batch, mask, span_masks, padded)
             x = x + F.linear(attended, layer.output, layer.output_bias)
             normed = F.rms_norm(x, size, layer.mlp_norm, shape.rms_norm_eps)
             gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = x + F.linear(F.silu(gate).mul_(up), layer.down, layer.down_bias)
+            x = x + F.linear(F.silu(gate, inplace=True).mul_(up), layer.down, layer.down_bias)
         if len(batch.rows_R) != len(batch.token_ids_T):
             x = x[rows]
         return F.linear(F.rms_norm(x, size, self._weights.final_norm, shape.rms_norm_eps), self._weights.head).float()
@@ -128,7 +127,6 @@ class Forward:
         values: torch.Tensor,
         batch: Batch,
         mask: torch.Tensor | None,
-        decode_len: int,
         span_masks: list[torch.Tensor | None],
         padded: PaddedSpans | None,
     ) -> torch.Tensor:
@@ -136,12 +134,10 @@ class Forward:
         shape = self._weights.shape
         num_decode = batch.num_decode
         parts = []
-        if num_decode:
+        if mask is not None:
             # The queries that share a kv head are the query axis: one pass over each key, whatever the number of heads.
             grouped = q[:num_decode].reshape(num_decode, shape.num_kv_heads, -1, shape.head_dim)
-            attended = F.scaled_dot_product_attention(
-                grouped, keys[:num_decode, :, :decode_len], values[:num_decode, :, :decode_len], attn_mask=mask
-            )
+            attended = attend_in_place(grouped, keys[:num_decode], values[:num_decode], mask)
             parts.append(attended.reshape(num_decode, -1))
         if padded is not None:
             parts.append(self._attend_padded(q[num_decode:], keys, values, padded))
@@ -198,3 +194,26 @@ def is_worth_padding(spans: list[Span]) -> bool:
     exact = sum((span.end - span.start) * span.end for span in spans)
     padded = len(spans) * max(span.end - span.start for span in spans) * max(span.end for span in spans)
     return padded <= MAX_PADDING * exact
+
+
+def attend_in_place(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[N, K, G, D]: softmax(q k / sqrt(D) + mask) v, over the first positions of the cache.
+
+    Two batched products read the cache where it lies; on a CPU that was seen to take 0.75 of the fused kernel's time at one
+    thread and 0.9 at two.
+
+    Args:
+        q: [N, K, G, D], G query heads per kv head.
+        keys: [N, K, M, D], a slice of the cache's slots.
+        values: As keys.
+        mask: [N, 1, 1, L], 0 or -inf, L <= M.
+    """
+    if q.device.type != "cpu":
+        length = mask.shape[-1]
+        return F.scaled_dot_product_attention(q, keys[:, :, :length], values[:, :, :length], attn_mask=mask)
+    num_rows, num_kv, group, size = q.shape
+    length = mask.shape[-1]
+    keys = keys.view(num_rows * num_kv, -1, size)[:, :length]
+    values = values.view(num_rows * num_kv, -1, size)[:, :length]
+    scores = torch.bmm((q * size**-0.5).reshape(-1, group, size), keys.transpose(1, 2)).view(num_rows, num_kv, group, length).add_(mask)
+    return torch.bmm(scores.softmax(-1).view(-1, group, length), values).view(num_rows, num_kv, group, size)
