@@ -23,6 +23,8 @@ from psrl.runtime.actors.parameter_server import ParameterServerActor
 from psrl.runtime.actors.train_worker import TrainWorkerActor, TrainWorkerSettings
 from psrl.runtime.groups import AgentWorkerSettings
 from psrl.runtime.supervision import Supervisor, within
+from psrl.sandbox import build_interpreter
+from psrl.tools.config import load_tools
 from psrl.types import Task
 
 
@@ -145,13 +147,16 @@ def run_renderer(config: Config) -> HfRenderer:
 
 
 def load_tasks(config: Config, renderer: HfRenderer) -> TaskSource:
-    """Rows or generated tasks, with their prompts measured by the run's own tokenizer.
+    """Rows or generated tasks, with their prompts measured by the run's own tokenizer, the tools' schemas included.
 
     Raises:
-        ConfigError, RowError: Files, rows or prompt lengths are not as configured.
+        ConfigError, RowError: Files, rows, tools or prompt lengths are not as configured.
     """
+    tool_path = config.gen_actor_rollout_ref.rollout.multi_turn.tool_config_path
+    tools = load_tools(tool_path, program_runner=build_interpreter(config.sandbox)) if tool_path else []
+    schemas = [tool.schema for tool in tools]
 
     def prompt_tokens(task: Task) -> int:
-        return len(renderer.open(task.prompt, []))
+        return len(renderer.open(task.prompt, schemas))
 
     return build_source(config.data, prompt_tokens=prompt_tokens)

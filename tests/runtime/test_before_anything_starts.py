@@ -1,0 +1,48 @@
+"""What is wrong with tools, tasks or prompts is said before any process is started."""
+
+import pytest
+
+from psrl.config.load import load_config
+from psrl.errors import ConfigError
+from psrl.runtime.build import load_tasks, run_renderer
+from psrl.runtime.names import check_registered_names
+
+
+def tasks_of(*overrides: str):
+    config = load_config("retool_tiny", list(overrides))
+    check_registered_names(config)
+    return load_tasks(config, run_renderer(config))
+
+
+def test_a_prompt_is_measured_with_the_tools_that_it_will_offer():
+    # Three operands of three digits and the frame of the chat fit into 29 tokens, but not together with the tool's line.
+    with pytest.raises(ConfigError, match=r"data\.max_prompt_length=29"):
+        tasks_of("data.max_prompt_length=29")
+    without_tool = ("gen_actor_rollout_ref.rollout.multi_turn.tool_config_path=null", "gen_actor_rollout_ref.rollout.multi_turn.max_turns=1")
+    assert tasks_of("data.max_prompt_length=29", *without_tool).validation_tasks()
+
+
+def test_a_tool_file_that_names_no_tool_is_an_error_with_its_fix(tmp_path):
+    path = tmp_path / "tools.yaml"
+    path.write_text("tools:\n  - name: code_interpretor\n")
+    with pytest.raises(ConfigError, match=r"code_interpretor.*Fix: "):
+        tasks_of(f"gen_actor_rollout_ref.rollout.multi_turn.tool_config_path={path}")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "algorithm.adv_estimator=grpoo",
+        "train_actor_rollout_ref.actor.policy_loss=ppo",
+        "gen_actor_rollout_ref.rollout.agent.env.name=toolenv",
+        "gen_actor_rollout_ref.rollout.agent.default_agent_loop=multi_turn",
+        "gen_actor_rollout_ref.rollout.multi_turn.format=hermess",
+        "reward.name=retol",
+        "data.generator.name=arithmetics",
+        "trainer.logger=[consol]",
+    ],
+)
+def test_a_name_that_nobody_registered_is_an_error_that_lists_those_that_are(override):
+    with pytest.raises(ConfigError, match=r"Fix: .*use one of") as caught:
+        tasks_of(override)
+    assert caught.value.key in override or override.startswith(caught.value.key.replace("train_actor", "gen_actor"))
