@@ -10,10 +10,12 @@ from types import TracebackType
 
 import psutil
 
+from psrl.config.plan import read_model_size
 from psrl.config.tree import Config
 from psrl.errors import PsrlError
 from psrl.runtime.groups import GroupResult
 from psrl.telemetry import names
+from psrl.telemetry.console import short_number
 from psrl.telemetry.errors_log import ErrorLog
 from psrl.telemetry.live import LiveDisplay
 from psrl.telemetry.report import write_report
@@ -61,7 +63,7 @@ class RunRecord:
         self._live = LiveDisplay(
             title=config.recipe,
             total_steps=trainer.total_training_steps,
-            model=Path(config.train_actor_rollout_ref.model.path).name,
+            model=f"{short_number(read_model_size(config.train_actor_rollout_ref.model.path).num_parameters)} parameters",
             run_folder=folder.path,
             first_step=first_step,
         )
