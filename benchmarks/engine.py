@@ -2,7 +2,8 @@
 
 `python benchmarks/engine.py [--model FOLDER] [--batches 1,16,64] [--prompt 32] [--tokens 128] [--threads 1]` prints one line per
 batch size: tokens per second of both, and their ratio. Prompts differ in every row, so no prefix is shared; both sample at
-temperature 1 without stop ids, in float32. Without --model a random 0.9M-parameter Qwen3 is made.
+temperature 1 without stop ids, in float32. Without --model a random 0.9M-parameter Qwen3 is made. `--vllm PYTHON` adds vLLM's CPU build,
+which wants a virtual environment of its own: PYTHON is that environment's interpreter.
 """
 
 from __future__ import annotations
@@ -11,14 +12,22 @@ import argparse
 import asyncio
 import os
 import random
+import signal
+import socket
 import sys
 import tempfile
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+
+import aiohttp
 
 from psrl.engine_client.client import HttpReplica
 from psrl.engines.process import EngineProcess
 from psrl.types import GenerateRequest, SamplingParams
+
+VLLM_START_LIMIT_S = 300.0
 
 
 def make_tiny_model(folder: Path) -> Path:
@@ -77,6 +86,47 @@ def transformers_rate(model, batch: int, options: argparse.Namespace) -> float:
     return best
 
 
+async def vllm_rate(url: str, folder: Path, batch: int, options: argparse.Namespace) -> float:
+    best = 0.0
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as http:
+
+        async def turn(ids: list[int], tokens: int) -> int:
+            body = {"model": str(folder), "prompt": ids, "max_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
+            async with http.post(f"{url}/v1/completions", json=body) as answer:
+                return (await answer.json())["usage"]["completion_tokens"]
+
+        for repeat in range(options.repeats + 1):  # the first warms up
+            tokens = options.tokens if repeat else min(options.tokens, 8)
+            began = time.perf_counter()
+            counts = await asyncio.gather(*(turn(ids, tokens) for ids in prompts_of(batch, options.prompt, salt=repeat)))
+            if repeat:
+                best = max(best, sum(counts) / (time.perf_counter() - began))
+    return best
+
+
+@asynccontextmanager
+async def vllm_server(folder: Path, options: argparse.Namespace) -> AsyncIterator[str]:
+    """vLLM's CPU build serving the model without its tokenizer; its workers spin, so it runs only while it is measured."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [options.vllm, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder), "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--enforce-eager", "--skip-tokenizer-init", "--dtype", "float32", "--max-num-seqs", "64"]
+    command += ["--max-model-len", str(options.prompt + options.tokens)]
+    threads = str(options.threads)
+    env = dict(os.environ) | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": threads}
+    with (folder / "vllm.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, env=env, stdout=log, stderr=log, start_new_session=True)
+    replica = HttpReplica(f"http://127.0.0.1:{port}")
+    try:
+        await replica.wait_ready(VLLM_START_LIMIT_S)
+        yield replica.url
+    finally:
+        await replica.close()
+        os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", type=Path, default=None)
@@ -85,6 +135,7 @@ async def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--vllm", default=None, help="python of an environment with vllm-cpu")
     options = parser.parse_args()
     import torch
     from transformers import AutoModelForCausalLM
@@ -101,6 +152,7 @@ async def main() -> None:
         print(
             f"engine start {time.perf_counter() - began:.1f} s; {options.threads} threads, prompt {options.prompt}, {options.tokens} tokens"
         )
+        rates_of: dict[int, float] = {}
         try:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
             for batch in map(int, options.batches.split(",")):
@@ -108,8 +160,15 @@ async def main() -> None:
                 ours = await engine_rate(process.url, batch, options)
                 rates = f"engine {ours:8.1f} tokens/s, transformers generate {theirs:8.1f} tokens/s"
                 print(f"batch {batch:3d}: {rates}, ratio {ours / theirs:.2f}")
+                rates_of[batch] = ours
         finally:
             process.stop()
+        if options.vllm is not None:
+            async with vllm_server(folder, options) as url:
+                for batch, ours in rates_of.items():
+                    theirs = await vllm_rate(url, folder, batch, options)
+                    rates = f"engine {ours:8.1f} tokens/s, vLLM (CPU, eager) {theirs:8.1f} tokens/s"
+                    print(f"batch {batch:3d}: {rates}, ratio {ours / theirs:.2f}")
 
 
 if __name__ == "__main__":

@@ -135,7 +135,8 @@ class RunRecord:
 
     def validation(self, metrics: dict[str, float], step: int) -> None:
         """The metrics of a validation."""
-        self._first_validation = self._first_validation or metrics
+        if step == self._first_step:
+            self._first_validation = metrics
         self._last_validation = metrics
         self._metrics.log(metrics, step=step)
 

@@ -18,7 +18,10 @@ def test_a_prompt_is_measured_with_the_tools_that_it_will_offer():
     # Three operands of three digits and the frame of the chat fit into 29 tokens, but not together with the tool's line.
     with pytest.raises(ConfigError, match=r"data\.max_prompt_length=29"):
         tasks_of("data.max_prompt_length=29")
-    without_tool = ("gen_actor_rollout_ref.rollout.multi_turn.tool_config_path=null", "gen_actor_rollout_ref.rollout.multi_turn.max_turns=1")
+    without_tool = (
+        "gen_actor_rollout_ref.rollout.multi_turn.tool_config_path=null",
+        "gen_actor_rollout_ref.rollout.multi_turn.max_turns=1",
+    )
     assert tasks_of("data.max_prompt_length=29", *without_tool).validation_tasks()
 
 

@@ -85,6 +85,17 @@ def test_tool_answers_are_read_and_never_trained_on(unbroken):
         assert "<tool_call>" in record.episode.result.turn_texts[0]
 
 
+def resume_and_compare(folder, reference: Command) -> None:
+    """Go on with the run and hold its curve against the unbroken one."""
+    resumed = train(folder, 4, "--resume")
+    output = resumed.output(300)
+    assert resumed.process.returncode == 0, output
+    # The same tasks, seeds and weights: the curve is the unbroken run's, but for the order in which floats are added.
+    for step in range(1, 5):
+        for name in ("reward/episode/mean", "generation/tokens/count"):
+            assert resumed.metrics()[step][name] == pytest.approx(reference.metrics()[step][name], rel=0.02, abs=0.02), (step, name)
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -117,13 +128,18 @@ def test_ctrl_c_saves_and_resume_gives_the_unbroken_run(tmp_path, unbroken):
     assert command.leftovers() == []
     done = max(command.metrics())
     assert done < 4
-    resumed = train(tmp_path, 4, "--resume")
-    output = resumed.output(300)
-    assert resumed.process.returncode == 0, output
-    # The same tasks, seeds and weights: the curve is the unbroken run's, but for the order in which floats are added.
-    for step in range(1, 5):
-        for name in ("reward/episode/mean", "generation/tokens/count"):
-            assert resumed.metrics()[step][name] == pytest.approx(reference.metrics()[step][name], rel=0.02, abs=0.02), (step, name)
+    resume_and_compare(tmp_path, reference)
+
+
+def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path, unbroken):
+    reference, _, _ = unbroken
+    command = train(tmp_path, 4, "trainer.save_freq=1")
+    command.wait_for_step(2)
+    command.descendant("psrl.engines.torch").kill()
+    command.output(EXIT_LIMIT_S)
+    assert command.process.returncode == 1
+    assert command.leftovers() == []
+    resume_and_compare(tmp_path, reference)
 
 
 def test_sigterm_stops_as_ctrl_c_does(tmp_path):
