@@ -1,6 +1,6 @@
 """Where the seconds go between `psrl train retool_tiny` and its first optimizer step, beside the parts that nobody can avoid.
 
-`python benchmarks/startup.py` runs one training step without validation and prints when each part was up (they start at the same
+`python benchmarks/startup.py` runs three training steps without a validation before and prints when each part was up (they start at the same
 time), then how long Ray's own start and the imports of torch and transformers take alone, in processes of their own.
 """
 
@@ -31,7 +31,7 @@ def seconds_of(command: list[str]) -> float:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        overrides = ["trainer.total_training_steps=1", "trainer.test_freq=0", "trainer.val_before_train=false", "data.generator.num_val=8"]
+        overrides = ["trainer.total_training_steps=3", "trainer.test_freq=0", "trainer.val_before_train=false", "data.generator.num_val=8"]
         whole_s = seconds_of([sys.executable, "-m", "psrl", "train", "retool_tiny", f"trainer.default_local_dir={folder}", *overrides])
         (metrics_file,) = Path(folder).glob("*/*/metrics.jsonl")
         metrics = read_metrics(metrics_file)
