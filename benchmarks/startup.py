@@ -1,7 +1,7 @@
 """Where the seconds go between `psrl train retool_tiny` and its first optimizer step, beside the parts that nobody can avoid.
 
-`python benchmarks/startup.py` runs three training steps without a validation before and prints when each part was up (they start at the same
-time), then how long Ray's own start and the imports of torch and transformers take alone, in processes of their own.
+`python benchmarks/startup.py` runs three training steps without a validation before and prints when each part was up (they start at
+the same time), then how long Ray's own start and the imports of torch and transformers take alone, in processes of their own.
 """
 
 from __future__ import annotations
