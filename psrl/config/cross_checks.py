@@ -35,6 +35,15 @@ SHARED_ROLLOUT_KEYS = (
 """Properties of processes that training and validation share: one value for both."""
 
 
+SHIPPED_NAMES: dict[str, tuple[str, ...]] = {
+    "algorithm.adv_estimator": ("grpo",),
+    "train_actor_rollout_ref.actor.policy_loss": ("ppo_clip",),
+    "reward.name": ("custom", "environment", "math_answer", "retool"),
+    "trainer.logger": ("console", "jsonl", "tensorboard", "trackio", "wandb"),
+}
+"""What the registries hold, so that a misspelt name is refused before they are imported; a test compares the two."""
+
+
 def check_combinations(config: Config) -> None:
     """Every rule that a training or validation run must keep.
 
@@ -47,6 +56,7 @@ def check_combinations(config: Config) -> None:
         _check_rollout(config, rollout)
     _check_one_set_of_engines(config)
     _check_training_sampling(config)
+    check_names(config, SHIPPED_NAMES)
 
 
 def check_sft(config: Config) -> None:

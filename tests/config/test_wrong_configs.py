@@ -201,7 +201,8 @@ def test_wrong_sft_settings_are_refused(tmp_path, overrides, key):
 
 
 def test_a_name_that_no_registry_knows_is_refused_with_the_nearest_one(tmp_path):
-    config = load_config(str(write_recipe(tmp_path)), ["reward.name=retol"])
+    config = load_config(str(write_recipe(tmp_path)))
+    config.reward.name = "retol"
     with pytest.raises(ConfigError, match="did you mean retool"):
         check_names(config, {"reward.name": ("environment", "retool")})
     check_names(config, {"reward.name": ("retol",), f"{GEN}.agent.env.name": ("tool_env",), "trainer.logger": config.trainer.logger})
@@ -212,7 +213,9 @@ def test_a_dotted_path_is_left_to_its_registry(tmp_path):
     check_names(config, {"reward.name": ("environment",)})
 
 
-@pytest.mark.parametrize("overrides", [["psrl.rolout_n=4"], ["psrl.rollout_n=1"], [f"{MODEL}.path=/nowhere"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "overrides", [["psrl.rolout_n=4"], ["psrl.rollout_n=1"], [f"{MODEL}.path=/nowhere"], ["reward.name=retol"]], ids=" ".join
+)
 def test_the_real_program_answers_a_wrong_config_within_three_seconds(tmp_path, overrides):
     recipe = write_recipe(tmp_path)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -2,10 +2,21 @@
 
 import pytest
 
+from psrl.config.cross_checks import SHIPPED_NAMES
 from psrl.config.load import load_config
 from psrl.errors import ConfigError
 from psrl.runtime.build import load_tasks, run_renderer
 from psrl.runtime.names import check_registered_names
+
+
+def test_the_names_that_the_config_knows_are_those_of_the_registries():
+    from psrl.algorithms.advantages import advantage_estimators
+    from psrl.algorithms.losses import policy_losses
+    from psrl.rewards.base import scorers
+    from psrl.telemetry.trackers import trackers
+
+    registries = (advantage_estimators, policy_losses, scorers, trackers)
+    assert list(SHIPPED_NAMES.values()) == [registry.names for registry in registries]
 
 
 def tasks_of(*overrides: str):
