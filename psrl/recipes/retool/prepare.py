@@ -26,10 +26,14 @@ def prepare(source: Path | None = None, output: Path | None = None, *, with_mode
     Raises:
         ConfigError: No rows, rows of an unknown shape, or the model's wheel is missing.
     """
-    folder = output or DEFAULT_OUTPUT
+    return write_rows_and_model(output or DEFAULT_OUTPUT, source, system_text=SYSTEM_TEXT, with_model=with_model)
+
+
+def write_rows_and_model(folder: Path, source: Path | None, *, system_text: str, with_model: bool) -> Path:
+    """What `prepare` does, for every recipe on questions with SmolLM2: train.jsonl, test.jsonl and the model below `folder`."""
     for part in ("train", "test"):
         file = folder / f"{part}.jsonl"
-        count = write_rows(file, read_questions(find_file(source, part)), system_text=SYSTEM_TEXT)
+        count = write_rows(file, read_questions(find_file(source, part)), system_text=system_text)
         print(f"{count} rows written to {file}")
     if with_model:
         print(f"model written to {make_smollm2_folder(folder / MODEL_FOLDER)}")
