@@ -20,6 +20,9 @@ from psrl.types import (
     ParsedTurn,
     PolicyVersion,
     Score,
+    SessionAddress,
+    SessionRecord,
+    SessionSpec,
     Task,
     ToolSchema,
     Trajectory,
@@ -146,8 +149,15 @@ class Renderer(Protocol):
         """Render the first prompt, the header of the assistant's turn included."""
 
     @abstractmethod
+    def following(self, last_id: int | None, messages: Sequence[Message]) -> list[int]:
+        """Ids between a sampled turn that ends with `last_id` (None: it has no ids) and the turn that answers `messages`.
+
+        The assistant's header is included. `messages` may hold assistant messages that were never sampled here.
+        """
+
+    @abstractmethod
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """Render `messages` after `ids`; the result begins with all of `ids` and ends with the assistant's header."""
+        """`[*ids, *following(last of ids, messages)]`, in one list."""
 
     @abstractmethod
     def parse(self, sampled_ids: Sequence[int], *, turn: int) -> ParsedTurn:
@@ -284,6 +294,29 @@ class Generator(Protocol):
         Raises:
             EngineRequestError: The request is wrong.
             EngineError: No replica could answer within the deadline.
+        """
+
+
+class Sessions(Protocol):
+    """What agent loops see of the gateway: places where an agent that speaks OpenAI's API meets the policy. Every call has an end."""
+
+    @abstractmethod
+    async def open(self, spec: SessionSpec) -> SessionAddress:
+        """A new session, bound to `spec`.
+
+        Raises:
+            GatewayError: The gateway cannot be reached or takes no more sessions.
+        """
+
+    @abstractmethod
+    async def record(self, address: SessionAddress) -> SessionRecord:
+        """What was captured so far. GatewayError where the session is unknown."""
+
+    @abstractmethod
+    async def close(self, address: SessionAddress, *, abort: bool) -> SessionRecord:
+        """End the session and take its record: turns in flight are waited for, or with `abort` cancelled down to the engine.
+
+        The gateway forgets the session. GatewayError where it is unknown.
         """
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from psrl.agent_data.base import AgentData, AgentDataParts, Info, register_agent_data
-from psrl.errors import EnvironmentFault, TemplateError
+from psrl.errors import EnvironmentFault
 from psrl.types import Generation, Message, ParsedTurn, Role, Step, Task, ToolCall, Trajectory
 
 ActType_co = TypeVar("ActType_co", covariant=True)
@@ -98,18 +98,15 @@ class ConversationAgentData(AgentData[Sequence[Message] | str, ActType_co], Gene
     def observe(self, observation: Sequence[Message] | str, info: Info) -> None:
         """Render the environment's answer after the turn."""
         messages = _as_messages(observation)
-        self._grow(self._renderer.extend(self._context, messages), messages)
+        self._grow(self._renderer.following(self._context[-1] if self._context else None, messages), messages)
 
     def counts(self) -> dict[str, float]:
         """None of its own."""
         return {}
 
-    def _grow(self, ids: list[int], messages: Sequence[Message]) -> None:
-        known = len(self._context)
-        if ids[:known] != self._context:
-            raise TemplateError(f"trajectory {self._trajectory.uid}: the renderer changed tokens that were already in the context")
-        self._pending = self._pending + ids[known:]
-        self._context = list(ids)
+    def _grow(self, new_ids: list[int], messages: Sequence[Message]) -> None:
+        self._pending = self._pending + new_ids
+        self._context += new_ids
         self._messages += messages
 
 

@@ -68,22 +68,28 @@ class HfRenderer:
             return self.template.text(as_plain_messages(messages, tools, self._tool_format), header=header)
         return self.template.text(messages, tools, header=header)
 
-    def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
-        """Render `messages` after `ids`, which end with a sampled turn.
+    def following(self, last_id: int | None, messages: Sequence[Message]) -> list[int]:
+        """Ids between a sampled turn that ends with `last_id` and the next sampled turn, which answers `messages`.
 
-        Between them stands what the template puts there: the separator, and before it the end of the turn where the turn was
-        cut. Any stop id at the end of `ids` counts as the end of the turn.
+        First what the template puts between them: the separator, and before it the end of the turn where the turn was cut (any
+        stop id counts as the end of the turn). Then the messages, then the header of the assistant's turn.
+
+        Args:
+            last_id: The turn's last id; None for a turn of no ids.
+            messages: All that came since the turn, assistant messages of another writer's included.
 
         Raises:
             TemplateError: The template refuses the messages.
 
         Example:
-            ChatML, ids ending in `<|im_end|>`, a user message "hi" -> ids + ids of
-            "\\n<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n".
+            ChatML, `<|im_end|>`, a user message "hi" -> ids of "\\n<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n".
         """
-        following = self.template.encode(self._text_between(messages))
-        is_closed = bool(ids) and ids[-1] in self._stop_ids
-        return [*ids, *(following[self._num_closer_ids :] if is_closed else following)]
+        ids = self.template.encode(self._text_between(messages))
+        return ids[self._num_closer_ids :] if last_id in self._stop_ids else ids
+
+    def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
+        """`ids`, which end with a sampled turn, and what `following` puts after them."""
+        return [*ids, *self.following(ids[-1] if ids else None, messages)]
 
     def parse(self, sampled_ids: Sequence[int], *, turn: int) -> ParsedTurn:
         """Read content, reasoning and calls from a sampled turn; never raises for what the policy wrote."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from psrl.agent_data import AgentDataParts, build_agent_data
 from psrl.chat import load_renderer
-from psrl.errors import ConfigError, EnvironmentFault, TemplateError
+from psrl.errors import ConfigError, EnvironmentFault
 from psrl.types import FinishReason, Generation, Message, Role, Task, TaskUid, ToolCall, ToolCallError, ToolSchema, TrajectoryUid
 from tests.real_models import qwen3_tokenizer_path
 
@@ -145,26 +145,6 @@ def test_tool_agent_data_hands_over_calls_and_broken_calls_and_counts_what_the_e
 def test_a_first_observation_that_is_no_conversation_is_the_environment_s_fault(observation):
     with pytest.raises(EnvironmentFault):
         make().begin(TASK, observation, {})
-
-
-def test_a_renderer_that_rewrites_history_is_refused():
-    class Rewriting:
-        stop_token_ids = (0,)
-
-        def open(self, messages, tools):
-            return [1, 2]
-
-        def extend(self, ids, messages):
-            return [9, *ids[1:], 3]
-
-        def parse(self, sampled_ids, *, turn):
-            return renderer().parse(sampled_ids, turn=turn)
-
-    data = build_agent_data("conversation", AgentDataParts(renderer=Rewriting(), trajectory_uid=TrajectoryUid("e-t0")))
-    data.begin(TASK, "a", {})
-    data.act(generation([5]), temperature=1.0)
-    with pytest.raises(TemplateError, match="e-t0"):
-        data.observe("b", {})
 
 
 def test_an_unknown_name_lists_the_known_ones():

@@ -97,11 +97,10 @@ def test_a_renderer_that_loses_the_separator_is_found():
     renderer = renderer_of(GENERIC)
 
     class LosesSeparator(HfRenderer):
-        def extend(self, ids, messages):
-            newline = self.template.encode("\n")
-            longer = super().extend(ids, messages)
-            assert longer[len(ids) : len(ids) + 1] == newline
-            return [*longer[: len(ids)], *longer[len(ids) + 1 :]]
+        def following(self, last_id, messages):
+            newline, *others = super().following(last_id, messages)
+            assert [newline] == self.template.encode("\n")
+            return others
 
     report = probe(LosesSeparator(renderer.template, tool_format=HermesFormat()))
     assert report.faults

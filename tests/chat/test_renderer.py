@@ -173,6 +173,32 @@ def test_every_template_shows_the_tools(name):
     assert prompt.count("system") == 1
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_messages_that_another_writer_put_between_sampled_turns_are_rendered_as_the_template_does(name):
+    family = real_family(name)
+    question = [user("2 + 3?")]
+    written = [
+        user("and in words?"),
+        Message(role=Role.ASSISTANT, tool_calls=(ToolCall(id="call-9-0", name=TOOL.name, arguments={"code": "print(5)"}),)),
+        tool("5"),
+        Message(role=Role.ASSISTANT, content="Five."),
+        user("sure?"),
+    ]
+    sampled = [*family.encode("5"), family.end_of_turn_id]
+    ids = [*family.renderer.open(question, [TOOL]), *sampled]
+    said = Message(role=Role.ASSISTANT, content="5")
+    assert [*ids, *family.renderer.following(ids[-1], written)] == family.encode(
+        family.whole([*question, said, *written], [TOOL], header=True)
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_turn_of_no_ids_is_closed_and_answered_too(name):
+    family = real_family(name)
+    added = family.tokenizer.decode(family.renderer.following(None, [user("go on")]))
+    assert added.startswith(END_OF_TURN[name] + SEPARATOR[name] + HEADER[name].replace("assistant", "user"))
+
+
 class RecordingTemplate(ChatTemplate):
     """A real template that notes how much it was given to do."""
 
