@@ -69,6 +69,28 @@ class EngineRequestError(EngineError):
     is_retryable = False
 
 
+class GatewayError(PsrlError):
+    """The gateway (router or SMG) failed or is unreachable."""
+
+    is_retryable = True
+
+
+class SessionRequestError(PsrlError):
+    """A request that a session answers with an error: `status` is HTTP's, `code` a short machine name."""
+
+    def __init__(self, *, status: int, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.param = param
+
+    def __reduce__(self) -> tuple[Callable[..., PsrlError], tuple[object, ...]]:
+        """As ConfigError's."""
+        fields = {"status": self.status, "code": self.code, "message": self.message, "param": self.param}
+        return _rebuild, (SessionRequestError, fields)
+
+
 class SandboxError(PsrlError):
     """The sandbox itself failed (not the program in it)."""
 

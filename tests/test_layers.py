@@ -10,7 +10,7 @@ LAYERS = (
     ("types", "protocols", "errors", "registry", "telemetry"),
     ("config",),
     ("chat", "staleness", "algorithms"),
-    ("sandbox", "tools", "environments", "agent_data", "rewards", "datasets", "engine_client", "data_plane", "parameter_server"),
+    ("sandbox", "tools", "environments", "agent_data", "rewards", "datasets", "engine_client", "session_client", "data_plane", "parameter_server"),
     ("engines", "gateway", "agent_loops", "training"),
     ("runtime",),
     ("cli", "recipes"),

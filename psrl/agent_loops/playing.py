@@ -19,18 +19,9 @@ from psrl.agent_loops.limits import Limits
 from psrl.config.rollout import RolloutConfig
 from psrl.errors import EngineError, EnvironmentFault
 from psrl.protocols import AgentData, Environment, Generator, Info
-from psrl.types import EpisodeTicket, GenerateRequest, Generation, LoopResult, Outcome, SamplingParams, Task, Timings
+from psrl.types import EpisodeTicket, GenerateRequest, Generation, LoopResult, Outcome, SamplingParams, Task, Timings, turn_seed
 
 T = TypeVar("T")
-
-SEED_STRIDE = 1_000_003
-"""A prime: an episode's turns, and episodes with neighbouring seeds, get different seeds."""
-SEED_RANGE = 2**31
-
-
-def turn_seed(episode_seed: int, turn: int) -> int:
-    """Sampling seed of a turn: `(episode_seed * 1_000_003 + turn) mod 2**31`. Says the same on every machine and in every retry."""
-    return (episode_seed * SEED_STRIDE + turn) % SEED_RANGE
 
 
 class PlayedEpisode:

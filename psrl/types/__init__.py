@@ -1,15 +1,17 @@
 """The nouns of psrl, one small frozen dataclass each."""
 
 from psrl.types.data_proto import DataProto
-from psrl.types.generation import FinishReason, GenerateRequest, Generation, SamplingParams
-from psrl.types.ids import EpisodeUid, GroupUid, PolicyVersion, TaskUid, TrajectoryUid
+from psrl.types.generation import FinishReason, GenerateRequest, Generation, SamplingParams, turn_seed
+from psrl.types.ids import EpisodeUid, GroupUid, PolicyVersion, SessionId, TaskUid, TrajectoryUid
 from psrl.types.message import Message, ParsedTurn, Role, ToolCall, ToolCallError, ToolSchema
 from psrl.types.outcome import Episode, EpisodeTicket, LoopResult, Outcome, Score, Timings
+from psrl.types.session import AgentSampling, SamplingContract, SessionAddress, SessionLimits, SessionRecord, SessionSpec
 from psrl.types.task import Task
 from psrl.types.trajectory import NOT_SAMPLED_VERSION, Step, Trajectory
 
 __all__ = [
     "NOT_SAMPLED_VERSION",
+    "AgentSampling",
     "DataProto",
     "Episode",
     "EpisodeTicket",
@@ -24,8 +26,14 @@ __all__ = [
     "ParsedTurn",
     "PolicyVersion",
     "Role",
+    "SamplingContract",
     "SamplingParams",
     "Score",
+    "SessionAddress",
+    "SessionId",
+    "SessionLimits",
+    "SessionRecord",
+    "SessionSpec",
     "Step",
     "Task",
     "TaskUid",
@@ -35,4 +43,5 @@ __all__ = [
     "ToolSchema",
     "Trajectory",
     "TrajectoryUid",
+    "turn_seed",
 ]

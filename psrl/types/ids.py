@@ -16,3 +16,6 @@ TrajectoryUid = NewType("TrajectoryUid", str)
 
 PolicyVersion = NewType("PolicyVersion", int)
 """How many optimizer updates made the weights; 0 is the starting model."""
+
+SessionId = NewType("SessionId", str)
+"""One session of the gateway: random, and unrelated to the episode's uid, so it cannot be guessed."""

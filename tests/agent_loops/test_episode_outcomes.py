@@ -21,7 +21,7 @@ from episode_kit import (
 )
 
 from psrl.agent_loops import EpisodeRunner, LoopParts
-from psrl.agent_loops.playing import turn_seed
+from psrl.types import turn_seed
 from psrl.chat import load_renderer
 from psrl.environments import Environment, register_environment
 from psrl.errors import AgentError, ConfigError, DataPlaneError, EngineError, EnvironmentFault, RewardError, SandboxError

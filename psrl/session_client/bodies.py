@@ -1,0 +1,127 @@
+"""JSON bodies of the session contract, to and from psrl's types.
+
+Invariant: `record_from_json(record_to_json(record))` equals the record, but for the actions of its steps, which stay in the process
+that read them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from psrl.errors import GatewayError, SessionRequestError
+from psrl.types import (
+    AgentSampling,
+    EpisodeUid,
+    GroupUid,
+    Message,
+    Outcome,
+    PolicyVersion,
+    Role,
+    SamplingContract,
+    SessionId,
+    SessionLimits,
+    SessionRecord,
+    SessionSpec,
+    Step,
+    ToolCall,
+    Trajectory,
+    TrajectoryUid,
+)
+
+
+def spec_to_json(spec: SessionSpec) -> dict[str, Any]:
+    """The body of `POST /sessions`."""
+    return dataclasses.asdict(spec)
+
+
+def spec_from_json(raw: Any) -> SessionSpec:
+    """Read the body of `POST /sessions`.
+
+    Raises:
+        SessionRequestError: A field is missing, unknown or has another type.
+    """
+    try:
+        contract = dict(raw["contract"])
+        contract["agent_sampling"] = AgentSampling(contract.get("agent_sampling", AgentSampling.OVERRIDE))
+        spec = SessionSpec(
+            uid=EpisodeUid(str(raw["uid"])),
+            group=GroupUid(str(raw["group"])),
+            admitted_version=PolicyVersion(int(raw["admitted_version"])),
+            is_validation=bool(raw["is_validation"]),
+            contract=SamplingContract(**contract),
+            limits=SessionLimits(**raw["limits"]),
+        )
+        numbers = [getattr(part, entry.name) for part in (spec.contract, spec.limits) for entry in dataclasses.fields(part)]
+        if any(not isinstance(number, (int, float, AgentSampling)) for number in numbers):
+            raise TypeError("contract and limits hold numbers")
+    except (KeyError, TypeError, ValueError) as error:
+        raise SessionRequestError(
+            status=400, code="invalid_session", message=f"the session's spec cannot be read: {type(error).__name__}: {error}"
+        ) from error
+    return spec
+
+
+def record_to_json(record: SessionRecord) -> dict[str, Any]:
+    """The answer of `GET` and `DELETE /sessions/{id}`."""
+    return {
+        "id": record.id,
+        "uid": record.uid,
+        "trajectories": [_trajectory_to_json(trajectory) for trajectory in record.trajectories],
+        "messages": [message.to_template() for message in record.messages],
+        "turn_texts": list(record.turn_texts),
+        "num_turns": record.num_turns,
+        "end": record.end,
+        "error": record.error,
+        "counts": record.counts,
+        "generation_s": record.generation_s,
+    }
+
+
+def record_from_json(raw: Any) -> SessionRecord:
+    """Read a record.
+
+    Raises:
+        GatewayError: It is not one.
+    """
+    try:
+        return SessionRecord(
+            id=SessionId(raw["id"]),
+            uid=EpisodeUid(raw["uid"]),
+            trajectories=tuple(_trajectory_from_json(entry) for entry in raw["trajectories"]),
+            messages=tuple(_message_from_json(entry) for entry in raw["messages"]),
+            turn_texts=tuple(raw["turn_texts"]),
+            num_turns=raw["num_turns"],
+            end=None if raw["end"] is None else Outcome(raw["end"]),
+            error=raw["error"],
+            counts=raw["counts"],
+            generation_s=raw["generation_s"],
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise GatewayError(f"the gateway's record cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
+    fields = [entry.name for entry in dataclasses.fields(Step) if entry.name != "action"]
+    return {"uid": trajectory.uid, "steps": [{name: getattr(step, name) for name in fields} for step in trajectory.steps]}
+
+
+def _trajectory_from_json(raw: dict[str, Any]) -> Trajectory:
+    trajectory = Trajectory(uid=TrajectoryUid(raw["uid"]))
+    for step in raw["steps"]:
+        trajectory.append(Step(**step))
+    return trajectory
+
+
+def _message_from_json(raw: dict[str, Any]) -> Message:
+    return Message(
+        role=Role(raw["role"]),
+        content=raw["content"],
+        tool_calls=tuple(
+            ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
+            for call in raw.get("tool_calls", ())
+        ),
+        tool_call_id=raw.get("tool_call_id"),
+        name=raw.get("name"),
+        reasoning=raw.get("reasoning_content"),
+    )
