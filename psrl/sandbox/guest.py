@@ -117,6 +117,8 @@ class Guest:
                 answers[request["op"]](request, payload)
             except OSError as error:
                 self._send({"errno": error.errno or 5, "message": str(error), "is_suspect": request["op"] in ("program", "command")})
+            except ValueError as error:  # a path that no system call takes: a null byte, a lone surrogate
+                self._send({"errno": 22, "message": str(error), "is_suspect": False})
 
     def _receive(self, size: int) -> bytes | None:
         parts = bytearray()
@@ -332,9 +334,12 @@ class Guest:
             argv = request["argv"]
             try:
                 os.execvpe(argv[0], argv, {**os.environ, **request["env"]})
-            except OSError as error:
-                os.write(2, f"cannot run {argv[0]}: {error.strerror}\n".encode())
+            except (OSError, ValueError) as error:  # ValueError: a null byte or a lone surrogate in argv
+                words = error.strerror if isinstance(error, OSError) else str(error)
+                os.write(2, f"cannot run {argv[0]}: {words}\n".encode("utf-8", "backslashreplace"))
                 os._exit(127)
+        except OSError as error:  # such as a stdin for which the disk has no room
+            os.write(err_write, f"cannot start: {error}\n".encode("utf-8", "backslashreplace"))
         finally:  # the fork must not go on as a second guest, whatever failed
             os._exit(1)
 

@@ -92,6 +92,7 @@ class GuestSandbox(ABC):
                 raise SandboxError(f"the guest said {header}")
             self._guest_pidfd = os.pidfd_open(self._guest_pid(command))
         except (SandboxError, OSError) as error:  # TimeoutError is one
+            self._kill()
             words = await asyncio.to_thread(self._last_words)
             await self.stop()
             raise SandboxUnavailableError(f"sandbox did not start ({error}): {words}. Fix: {self._fix()}") from error
@@ -138,7 +139,10 @@ class GuestSandbox(ABC):
     async def run(
         self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, limits: SandboxLimits | None = None
     ) -> CommandResult:
-        """Run a program to its end or its limit; a command that does not exist exits with 127."""
+        """Run a program to its end or its limit; a command that cannot be run exits with 127.
+
+        `limits` bound this program only; the disk and the network stay as the sandbox was started with.
+        """
         return await self._call({"op": "command", "argv": list(argv), "env": dict(env or {})}, stdin, limits or self.limits)
 
     async def run_program(self, code: str) -> CommandResult:
@@ -166,9 +170,9 @@ class GuestSandbox(ABC):
         if self._guest_pidfd is not None:
             pidfd, self._guest_pidfd = self._guest_pidfd, None
             # Pid 1 of a namespace counts as ended only when every process in it has.
-            readable, _, _ = await asyncio.to_thread(select.select, [pidfd], [], [], ANSWER_GRACE_S)
+            has_ended = await asyncio.to_thread(_wait_readable, pidfd)
             os.close(pidfd)
-            if not readable:
+            if not has_ended:
                 raise SandboxError(f"sandbox {self.label} did not end within {ANSWER_GRACE_S:g} s of its kill")
         if self._process is not None:
             process, self._process = self._process, None
@@ -269,3 +273,10 @@ class GuestSandbox(ABC):
         os.set_blocking(self._process.stderr.fileno(), False)
         words = self._process.stderr.read() or b""
         return words.decode("utf-8", "replace").strip()[-2000:] or "it said nothing"
+
+
+def _wait_readable(fd: int) -> bool:
+    """False after ANSWER_GRACE_S. By poll, since select refuses descriptors from 1024 on, which a busy worker has."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(ANSWER_GRACE_S * 1000))

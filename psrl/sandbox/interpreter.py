@@ -76,7 +76,7 @@ class PythonInterpreter(ProgramRunner):
         try:
             for _ in range(NUM_TRIES):
                 if sandbox is None or self._free is not free:
-                    raise SandboxError("the interpreter has been stopped")
+                    break
                 if not sandbox.is_alive:
                     await sandbox.stop()
                     await sandbox.start()
@@ -86,9 +86,13 @@ class PythonInterpreter(ProgramRunner):
                 except SandboxError:
                     continue
                 return dataclasses.replace(result, queue_s=queue_s)
+            if sandbox is None or self._free is not free:
+                raise SandboxError("the interpreter has been stopped")
             run_s = clock() - asked - queue_s
             return CommandResult(stdout=b"", stderr=b"", exit_code=None, killed_by="sandbox_lost", queue_s=queue_s, run_s=run_s)
         finally:
+            if sandbox is not None and self._free is not free:
+                await sandbox.stop()  # it may have been started again after `stop` had stopped it
             free.put_nowait(sandbox)
 
     async def stop(self) -> None:

@@ -19,6 +19,8 @@ from pathlib import Path
 
 FOLDER_PREFIX = "psrl-sandbox-"
 MAX_KILL_ROUNDS = 10
+NOT_OURS_TO_END = (ProcessLookupError, PermissionError)
+"""It ended since the listing, or belongs to another user, whose own reaper will end it."""
 LABEL = re.compile(rb"(?:PSRL_SANDBOX[=\0]|psrl-sandbox-)(\w+\.\d+\.\d+\.\d+)")
 
 
@@ -37,7 +39,7 @@ class Leftovers:
 
 def worker_label(run: str) -> str:
     """The label of what this process starts for `run`."""
-    return ".".join((re.sub(r"\W", "_", run), str(_pid_namespace()), str(os.getpid()), str(_start_ticks(os.getpid()))))
+    return ".".join((_label_part(run), str(_pid_namespace()), str(os.getpid()), str(_start_ticks(os.getpid()))))
 
 
 def find_leftovers(run: str | None = None) -> Leftovers:
@@ -52,14 +54,16 @@ def find_leftovers(run: str | None = None) -> Leftovers:
 
 
 def reap(run: str | None = None) -> Leftovers:
-    """Remove the leftovers; returns what was removed."""
+    """Remove the leftovers on this machine; returns those that it removed, not those of other users.
+
+    For each worker to call before it starts sandboxes: it blocks for as long as reading /proc takes, and never raises. Workers
+    may call it at the same time.
+    """
     found = find_leftovers(run)
-    for pid in found.pids:
-        with contextlib.suppress(ProcessLookupError):  # it ended since the listing
-            os.kill(pid, signal.SIGKILL)
+    pids = tuple(pid for pid in found.pids if _kill(pid))
     for folder in found.folders:
         shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return Leftovers(pids=pids, folders=tuple(folder for folder in found.folders if not os.path.exists(folder)))
 
 
 def kill_all_that_mention(folder: str) -> None:
@@ -69,14 +73,21 @@ def kill_all_that_mention(folder: str) -> None:
         if not found:
             return
         for pid in found:
-            with contextlib.suppress(ProcessLookupError):  # it ended since the listing
-                os.kill(pid, signal.SIGKILL)
+            _kill(pid)
 
 
 def labelled_processes() -> dict[int, str]:
     """Label by pid of every process that psrl started for a sandbox and that has not ended."""
     matches = {pid: LABEL.search(text) for pid, text in _process_texts()}
     return {pid: match[1].decode() for pid, match in matches.items() if match}
+
+
+def _kill(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except NOT_OURS_TO_END:
+        return False
+    return True
 
 
 def _process_texts() -> Iterator[tuple[int, bytes]]:
@@ -93,9 +104,15 @@ def _process_texts() -> Iterator[tuple[int, bytes]]:
 
 def _is_orphan(label: str, run: str | None) -> bool:
     owner_run, namespace, pid, start = label.split(".")
-    if run is not None and owner_run != re.sub(r"\W", "_", run):
+    if run is not None and owner_run != _label_part(run):
         return False
     return int(namespace) == _pid_namespace() and _start_ticks(int(pid)) != int(start)
+
+
+def _label_part(run: str) -> str:
+    """A run's name as labels hold it, in the characters that LABEL finds."""
+    assert run, "what carries a label without a run is never found again"
+    return re.sub(r"\W", "_", run, flags=re.ASCII)
 
 
 def _pid_namespace() -> int:

@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import resource
+import secrets
 import socket
 import stat
 import subprocess
@@ -13,11 +15,12 @@ import pytest
 from psrl.config.sandbox import SandboxConfig
 from psrl.errors import ConfigError, SandboxError, SandboxUnavailableError
 from psrl.protocols import SandboxLimits
-from psrl.sandbox import bubblewrap, build_sandbox, find_leftovers
+from psrl.sandbox import backends, bubblewrap, build_sandbox, find_leftovers
 from psrl.sandbox.reaper import labelled_processes, worker_label
 
 PACKAGE = Path(bubblewrap.__file__).parents[1]
-RUN = "contract"
+RUN = f"contract_{secrets.token_hex(8)}"
+"""Of this process alone: what another one left is not this one's failure."""
 BACKENDS = ["bubblewrap", "process"]
 LIMITS = SandboxLimits(wall_s=5.0, output_bytes=4096, memory_bytes=256 * 2**20, num_processes=16, disk_bytes=8 * 2**20)
 
@@ -26,8 +29,7 @@ def with_sandbox(backend, use, *, limits=LIMITS):
     """Run the coroutine function `use` on a started sandbox; nothing may be left afterwards."""
 
     async def play():
-        sandbox = build_sandbox(SandboxConfig(backend=backend), run=RUN)
-        sandbox.limits = limits
+        sandbox = backends.resolve(backend)(label=worker_label(RUN), limits=limits)
         await sandbox.start()
         try:
             return await use(sandbox)
@@ -46,6 +48,12 @@ def run_argv(backend, *argv, limits=None, **options):
         return await sandbox.run(argv, limits=limits, **options)
 
     return with_sandbox(backend, use)
+
+
+def distinct_sleep():
+    """A command line that no other process of this machine has, since `process` sees them all; and a pattern that finds it."""
+    seconds = str(10**6 + secrets.randbelow(10**6))
+    return f"sleep {seconds}", f"[s]leep {seconds}"
 
 
 def open_for_all(folder):
@@ -81,6 +89,13 @@ def test_a_command_that_does_not_exist_exits_with_127(backend):
     assert b"no-such-command" in result.stderr
 
 
+@pytest.mark.parametrize(("text", "cause"), [("echo \0", b"null byte"), ("echo \ud800", b"surrogates not allowed")])
+def test_a_command_that_no_system_call_takes_exits_with_127_and_says_why(backend, text, cause):
+    result = run_argv(backend, "sh", "-c", text)
+    assert result.exit_code == 127
+    assert cause in result.stderr
+
+
 def test_files_written_are_read_back_and_seen_by_programs_until_stop(backend):
     async def use(sandbox):
         await sandbox.write("folder/a.bin", b"\x00\xff" * 1000)
@@ -100,15 +115,22 @@ def test_reading_what_is_no_file_raises_and_the_sandbox_goes_on(backend):
             await sandbox.read("missing")
         with pytest.raises(OSError, match="regular file"):
             await sandbox.read("pipe")
+        for path in ("nu\0ll", "sur\ud800rogate"):
+            with pytest.raises(OSError, match=r"null byte|surrogates"):
+                await sandbox.read(path)
+            with pytest.raises(OSError, match=r"null byte|surrogates"):
+                await sandbox.write(path, b"")
         return (await sandbox.run(["echo", "on"])).stdout
 
     assert with_sandbox(backend, use) == b"on\n"
 
 
 def test_a_time_out_ends_the_whole_tree(backend):
+    sleep, pattern = distinct_sleep()
+
     async def use(sandbox):
-        first = await sandbox.run(["sh", "-c", "sleep 1234 & setsid sleep 1234 & sleep 1234"], limits=SandboxLimits(wall_s=0.5))
-        return first, await sandbox.run(["sh", "-c", "ps -e -o args | grep -c '[s]leep 1234'"])
+        first = await sandbox.run(["sh", "-c", f"{sleep} & setsid {sleep} & {sleep}"], limits=SandboxLimits(wall_s=0.5))
+        return first, await sandbox.run(["sh", "-c", f"ps -e -o args | grep -c '{pattern}'"])
 
     first, count = with_sandbox(backend, use)
     assert (first.exit_code, first.killed_by) == (None, "wall_time")
@@ -149,9 +171,11 @@ def test_a_signal_is_named(backend):
 
 
 def test_a_program_that_leaves_children_returns_at_once_and_they_are_gone(backend):
+    sleep, pattern = distinct_sleep()
+
     async def use(sandbox):
-        first = await sandbox.run(["sh", "-c", "sleep 4321 & echo done"])
-        return first, await sandbox.run(["sh", "-c", "ps -e -o args | grep -c '[s]leep 4321'"])
+        first = await sandbox.run(["sh", "-c", f"{sleep} & echo done"])
+        return first, await sandbox.run(["sh", "-c", f"ps -e -o args | grep -c '{pattern}'"])
 
     first, count = with_sandbox(backend, use)
     assert (first.stdout, first.exit_code) == (b"done\n", 0)
@@ -168,6 +192,18 @@ def test_a_stopped_sandbox_refuses_calls(backend):
             await sandbox.run(["true"])
 
     asyncio.run(play())
+
+
+def test_a_sandbox_of_a_worker_with_a_thousand_open_files_stops(backend):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(2048, hard)), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        assert run_argv(backend, "echo", "on").stdout == b"on\n"
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_cancelled_call_kills_its_sandbox(backend):
@@ -207,6 +243,12 @@ def test_the_program_is_an_unprivileged_user_without_capabilities():
 def test_the_disk_is_bounded_and_memory_files_are_refused():
     result = run_argv("bubblewrap", "sh", "-c", "head -c 9000000 /dev/zero > big; wc -c < big")
     assert int(result.stdout) <= 8 * 2**20
+
+
+def test_a_stdin_for_which_the_disk_has_no_room_is_named():
+    result = run_argv("bubblewrap", "true", stdin=b"x" * (2 * LIMITS.disk_bytes))
+    assert result.exit_code == 1
+    assert b"No space left on device" in result.stderr
 
 
 def test_a_fork_bomb_stays_within_its_count():

@@ -4,6 +4,7 @@
 
 import asyncio
 import os
+import secrets
 import time
 from dataclasses import dataclass
 
@@ -18,7 +19,9 @@ from psrl.tools import CodeInterpreter
 WALL_S = 2.0
 SETTINGS = SandboxConfig(num_workers=1, wall_s=WALL_S, cpu_s=20, memory_mb=128, num_processes=16, output_kb=8, disk_mb=8)
 NUM_LANES = 4
-RUN = "hostile"
+RUN = f"hostile_{secrets.token_hex(8)}"
+"""Of this process alone: what another one left is not this one's failure."""
+UID = 65533 if os.geteuid() == 0 else os.getuid()
 PROBE = f"""
 import os
 if os.getpriority(os.PRIO_PROCESS, 0) != {os.getpriority(os.PRIO_PROCESS, 0)} or os.sched_getscheduler(0) != 0: print('slowed down')
@@ -93,7 +96,7 @@ PROGRAMS = [
     ("daemon that survives", "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        time.sleep(1000)\n    os._exit(0)\nprint('left')", {None}, "left"),
     ("daemon that holds stdout", "import subprocess\nsubprocess.Popen(['sleep', '1000'], start_new_session=True)\nprint('left')", {None}, "left"),
     ("setuid", "import os\nos.setuid(0)", {"exception"}, "Error"),
-    ("suid file", "import os, shutil\nshutil.copy('/usr/bin/id', '/tmp/id')\nos.chmod('/tmp/id', 0o4755)\nprint(os.popen('/tmp/id -u').read())", {None}, "65533"),
+    ("suid file", "import os, shutil\nshutil.copy('/usr/bin/id', '/tmp/id')\nos.chmod('/tmp/id', 0o4755)\nprint(os.popen('/tmp/id -u').read())", {None}, str(UID)),
     ("new namespaces", "import ctypes\nprint(ctypes.CDLL(None).unshare(0x10000000))", {None}, "-1"),
     ("mounts", "import ctypes\nprint(ctypes.CDLL(None).mount(b'none', b'/tmp', b'tmpfs', 0, b''))", {None}, "-1"),
     ("sysctl", "open('/proc/sys/kernel/hostname', 'w').write('evil')", {"exception"}, "Error"),
