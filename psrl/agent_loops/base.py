@@ -21,6 +21,7 @@ from psrl.config.rollout import RolloutConfig
 from psrl.errors import AgentError
 from psrl.protocols import AgentLoop, Generator, Renderer, Tool
 from psrl.registry import Registry
+from psrl.session_client.client import SessionClient
 from psrl.types import Outcome
 
 __all__ = ["AgentLoop", "Failure", "LoopParts", "agent_loops", "build_agent_loop", "failure_or", "register_agent_loop"]
@@ -38,6 +39,8 @@ class LoopParts:
     generator: Generator
     tools: Sequence[Tool] = ()
     rollout: RolloutConfig
+    sessions: SessionClient | None = None
+    """The run's gateway; None in a run that has none, which only loops with sessions mind."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
