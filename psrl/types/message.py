@@ -41,6 +41,8 @@ class ToolCallError:
     """Short machine name, counted in metrics: `invalid_json`, `missing_name`, `unclosed`, ..."""
     message: str
     """What the model is told."""
+    written: str
+    """The call as the policy wrote it, from its first mark to its last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -58,7 +58,7 @@ def step(action, *, max_calls=4, max_chars=512, tools=None):
 
 
 def test_every_call_gets_its_answer_in_order_with_its_id():
-    broken = ToolCallError(id="call-0-1", cause="invalid_json", message="line 1: expected a comma")
+    broken = ToolCallError(id="call-0-1", cause="invalid_json", message="line 1: expected a comma", written="{")
     observation, reward, done, info = step(
         turn(call(0, a=2, b=3), broken, call(2, "sub", a=1), call(3, a=1), call(4, a=1, b=1), call(5)), max_calls=5
     )
@@ -78,7 +78,7 @@ def test_every_call_gets_its_answer_in_order_with_its_id():
 
 
 def test_a_turn_of_which_no_call_reached_a_tool_is_no_tool_turn():
-    _, _, done, info = step(turn(ToolCallError(id="x", cause="unclosed", message="Error"), call(1, "sub")))
+    _, _, done, info = step(turn(ToolCallError(id="x", cause="unclosed", message="Error", written="{"), call(1, "sub")))
     assert not done
     assert info == {"tool_calls": 2, "tool_errors/unclosed": 1, "tool_errors/unknown_tool": 1}
 

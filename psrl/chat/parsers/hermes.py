@@ -52,7 +52,8 @@ class HermesFormat:
                 name, arguments, position = _read_call(text, start + len(OPEN))
                 calls.append(ToolCall(id=identity, name=name, arguments=arguments))
             except _BrokenCallError as broken:
-                calls.append(ToolCallError(id=identity, cause=broken.cause, message=broken.message))
+                written = text[start : broken.end]
+                calls.append(ToolCallError(id=identity, cause=broken.cause, message=broken.message, written=written))
                 position = broken.end
         prose.append(text[position:])
         content = "\n".join(part for part in (piece.strip("\n") for piece in prose) if part) if calls else text
