@@ -13,6 +13,8 @@ from psrl.errors import GatewayError, SessionRequestError
 from psrl.types import (
     AgentSampling,
     EpisodeUid,
+    FinishReason,
+    Generation,
     GroupUid,
     Message,
     Outcome,
@@ -99,6 +101,24 @@ def record_from_json(raw: Any) -> SessionRecord:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise GatewayError(f"the gateway's record cannot be read: {type(error).__name__}: {error}") from error
+
+
+def generation_to_json(generation: Generation) -> dict[str, Any]:
+    """What `return_token_ids` asks for: `choices[0].psrl` of a chat completion."""
+    return dataclasses.asdict(generation)
+
+
+def generation_of(answer: Any) -> Generation:
+    """What was sampled, from a chat completion that was asked to `return_token_ids`.
+
+    Raises:
+        GatewayError: It does not say.
+    """
+    try:
+        fields = dict(answer["choices"][0]["psrl"])
+        return Generation(**{**fields, "finish_reason": FinishReason(fields["finish_reason"])})
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise GatewayError(f"the gateway gave no ids of a turn: {type(error).__name__}: {error} in {answer!r:.300}") from error
 
 
 def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:

@@ -43,7 +43,8 @@ class ChatRequest:
     """Of a stream: whether its last chunk carries the token counts."""
     wants_logprobs: bool = False
     wants_token_ids: bool = False
-    """psrl's own extension `return_token_ids`: ids, logprobs and versions in the answer, for loops of psrl's own."""
+    """psrl's own extension `return_token_ids`, for loops of psrl's own: the answer's choice has
+    `"psrl": session_client.bodies.generation_to_json(turn.generation)`."""
 
 
 class TurnEnd(StrEnum):
