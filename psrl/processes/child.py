@@ -1,0 +1,142 @@
+"""A server as a child process: started, watched, stopped.
+
+Invariant: the child gets a socket that the parent has bound, so its port cannot be taken by another; it ends with its parent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import aiohttp
+
+from psrl.errors import ProcessDiedError
+
+POLL_S = 0.05
+HEALTH_TIMEOUT_S = 2.0
+STOP_GRACE_S = 5.0
+LAST_WORDS_BYTES = 4000
+
+
+class ChildProcess:
+    """One server with `/health`. An object is started once; to start the server again on its port, make another with `port`.
+
+    Example:
+        `ChildProcess("engine 0", [sys.executable, "-m", "psrl.engines.torch", "--model-path", path], log_path=folder / "engine.log")`;
+        `--fd` and `--parent-pid` are added.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        log_path: Path,
+        env: dict[str, str] | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        """`name` is what errors call it; port 0 takes a free one; `env` replaces the child's environment, None passes the parent's on."""
+        self.name = name
+        self.log_path = log_path
+        self.url = ""
+        self.port = port
+        self._argv, self._env, self._host = list(argv), env, host
+        self._process: subprocess.Popen[bytes] | None = None
+
+    async def start(self, timeout_s: float) -> None:
+        """Spawn and wait until `/health` answers 200.
+
+        Raises:
+            ProcessDiedError: It could not be spawned, ended, or was not ready in time (then it is stopped); with its last words.
+        """
+        self._spawn()
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as http:
+            while True:
+                if (code := self.poll()) is not None:
+                    raise ProcessDiedError(f"{self.name} ended with {code} at its start; last words: {self.last_words()}")
+                if await _is_healthy(http, self.url):
+                    return
+                if asyncio.get_running_loop().time() > deadline:
+                    self.stop()
+                    raise ProcessDiedError(f"{self.name} is not ready after {timeout_s:.0f} s; last words: {self.last_words()}")
+                await asyncio.sleep(POLL_S)
+
+    async def ended(self) -> int:
+        """The exit code, once there is one."""
+        while (code := self.poll()) is None:  # noqa: ASYNC110 - a child process has no event to wait for
+            await asyncio.sleep(POLL_S)
+        return code
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process.poll()
+
+    @property
+    def pid(self) -> int:
+        """Of the child, which leads its own process group."""
+        assert self._process is not None, f"{self.name} was not started"
+        return self._process.pid
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        if not self.log_path.exists():
+            return "(no log)"
+        with open(self.log_path, "rb") as file:
+            file.seek(max(0, self.log_path.stat().st_size - LAST_WORDS_BYTES))
+            return file.read().decode(errors="replace").strip() or "(nothing)"
+
+    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
+        """TERM, then KILL, to the whole process group; may be called twice, and without a start."""
+        if self._process is None:
+            return
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, signal_number)
+            except ProcessLookupError:
+                break
+            try:
+                self._process.wait(grace_s)
+            except subprocess.TimeoutExpired:
+                continue
+        self._process.wait(grace_s)
+
+    def _spawn(self) -> None:
+        assert self._process is None, f"{self.name} was started before"
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, open(self.log_path, "ab") as log:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((self._host, self.port))
+            except OSError as error:
+                raise ProcessDiedError(f"{self.name} cannot listen on {self._host}:{self.port}: {error}") from error
+            self.port = listener.getsockname()[1]
+            self.url = f"http://{self._host}:{self.port}"
+            argv = [*self._argv, "--fd", str(listener.fileno()), "--parent-pid", str(os.getpid())]
+            try:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._env,
+                    pass_fds=(listener.fileno(),),
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise ProcessDiedError(f"{self.name}: {argv[0]} cannot be run: {error}") from error
+
+
+async def _is_healthy(http: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with http.get(f"{url}/health") as answer:
+            return answer.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
