@@ -12,7 +12,7 @@ from psrl.agent_data.base import AgentDataParts, agent_data, build_agent_data
 from psrl.agent_loops.base import AgentLoop, LoopParts, failure_or, register_agent_loop
 from psrl.agent_loops.deadline import EpisodeOutOfTimeError, within
 from psrl.agent_loops.limits import Limits
-from psrl.agent_loops.playing import PlayedEpisode
+from psrl.agent_loops.playing import EngineTurns, PlayedEpisode, TurnSource, temperature_of
 from psrl.environments.base import EnvironmentParts, build_environment, environments
 from psrl.protocols import AgentData, Environment
 from psrl.types import EpisodeTicket, FinishReason, LoopResult, Outcome, Task, TrajectoryUid
@@ -81,25 +81,28 @@ class MultiTurnAgentLoop(AgentLoop):
         Raises:
             ConfigError: The task's own `env_class` or `data_class` names nothing.
         """
-        data = self._make_agent_data(task.data_class or self._agent_data_name, TrajectoryUid(f"{ticket.uid}-t0"))
+        return await self.play(task, ticket, EngineTurns(self._parts.generator, self._parts.rollout, ticket))
+
+    async def play(self, task: Task, ticket: EpisodeTicket, turns: TurnSource) -> LoopResult:
+        """Play one episode whose turns come from `turns`. As `run`."""
         episode = PlayedEpisode(
             task,
             ticket,
             environment=self._make_environment(task.env_class or self._environment_name),
-            agent_data=data,
-            generator=self._parts.generator,
-            rollout=self._parts.rollout,
+            agent_data=self._make_agent_data(task.data_class or self._agent_data_name, TrajectoryUid(f"{ticket.uid}-t0")),
+            turns=turns,
+            temperature=temperature_of(self._parts.rollout, ticket),
             limits=self._limits,
         )
         try:
-            end = await failure_or(self._play(episode))
+            end = await failure_or(self._drive(episode))
         except asyncio.CancelledError:
             await failure_or(episode.close())
             raise
         closed = await failure_or(episode.close())
         return episode.result(end, close_failure=closed)
 
-    async def _play(self, episode: PlayedEpisode) -> Outcome:
+    async def _drive(self, episode: PlayedEpisode) -> Outcome:
         try:
             return await within(
                 multi_turn_agent_loop(episode),

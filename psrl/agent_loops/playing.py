@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from psrl.agent_loops.base import Failure
 from psrl.agent_loops.deadline import OutOfTimeError, within
@@ -24,8 +24,42 @@ from psrl.types import EpisodeTicket, GenerateRequest, Generation, LoopResult, O
 T = TypeVar("T")
 
 
+class TurnSource(Protocol):
+    """Where the turns of one episode are sampled."""
+
+    async def sample(self, data: AgentData[Any, Any], *, max_tokens: int) -> Generation:
+        """The turn that follows what `data` holds.
+
+        Raises:
+            EngineError, GatewayError: There is none to be had.
+        """
+
+
+class EngineTurns(TurnSource):
+    """Native turns, ids in and ids out: request `<episode>-<turn>`, seed `turn_seed`, the episode as affinity key."""
+
+    def __init__(self, generator: Generator, rollout: RolloutConfig, ticket: EpisodeTicket) -> None:
+        self._generator, self._rollout, self._ticket = generator, rollout, ticket
+
+    async def sample(self, data: AgentData[Any, Any], *, max_tokens: int) -> Generation:
+        """See `TurnSource`."""
+        turn = data.trajectory.num_turns
+        sampling = SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature_of(self._rollout, self._ticket),
+            top_p=self._rollout.top_p,
+            top_k=self._rollout.top_k,
+            seed=turn_seed(self._ticket.seed, turn),
+            stop_token_ids=data.stop_token_ids(),
+        )
+        request = GenerateRequest(
+            request_id=f"{self._ticket.uid}-{turn}", token_ids=data.context_ids(), sampling=sampling, session=self._ticket.uid
+        )
+        return await self._generator.generate(request)
+
+
 class PlayedEpisode:
-    """One episode of a native loop: asks the environment and the engine, within limits, and keeps count of both."""
+    """One episode of an environment: asks it and the policy, within limits, and keeps count of both."""
 
     def __init__(
         self,
@@ -34,17 +68,17 @@ class PlayedEpisode:
         *,
         environment: Environment[Any, Any],
         agent_data: AgentData[Any, Any],
-        generator: Generator,
-        rollout: RolloutConfig,
+        turns: TurnSource,
+        temperature: float,
         limits: Limits,
     ) -> None:
         """The clock starts here."""
         self.task = task
         self.agent_data = agent_data
+        self.temperature = temperature
         self._ticket = ticket
         self._environment = environment
-        self._generator = generator
-        self._rollout = rollout
+        self._turns = turns
         self._limits = limits
         self._prompt_tokens = 0
         self._step_rewards: list[float | None] = []
@@ -52,11 +86,6 @@ class PlayedEpisode:
         self._started = time.monotonic()
         self._generation_s = 0.0
         self._tools_s = 0.0
-
-    @property
-    def temperature(self) -> float:
-        """Of every turn of this episode."""
-        return self._rollout.temperature if self._ticket.temperature is None else self._ticket.temperature
 
     async def reset(self) -> tuple[Any, Info]:
         """Begin in the environment. A reset that takes too long is a fault, not a timeout: the policy has done nothing yet."""
@@ -101,28 +130,14 @@ class PlayedEpisode:
         return EngineError(text) if self._generation_s > self._tools_s else OutOfTimeError(text)
 
     async def generate(self, max_tokens: int) -> Generation:
-        """Sample the next turn: request `<episode>-<turn>`, seed `turn_seed`, the episode as affinity key.
+        """Sample the next turn.
 
         Raises:
-            EngineError: No replica answered.
+            EngineError, GatewayError: Nobody answered.
         """
-        turn = self.agent_data.trajectory.num_turns
-        request = GenerateRequest(
-            request_id=f"{self._ticket.uid}-{turn}",
-            token_ids=self.agent_data.context_ids(),
-            sampling=SamplingParams(
-                max_tokens=max_tokens,
-                temperature=self.temperature,
-                top_p=self._rollout.top_p,
-                top_k=self._rollout.top_k,
-                seed=turn_seed(self._ticket.seed, turn),
-                stop_token_ids=self.agent_data.stop_token_ids(),
-            ),
-            session=self._ticket.uid,
-        )
         began = time.monotonic()
         try:
-            return await self._generator.generate(request)
+            return await self._turns.sample(self.agent_data, max_tokens=max_tokens)
         finally:
             self._generation_s += time.monotonic() - began
 
@@ -187,6 +202,11 @@ class PlayedEpisode:
     def _count(self, info: Mapping[str, Any]) -> None:
         numbers = {name: float(value) for name, value in info.items() if isinstance(value, Real) and math.isfinite(value)}
         self._counts.update({f"env/{name}": value for name, value in numbers.items()})
+
+
+def temperature_of(rollout: RolloutConfig, ticket: EpisodeTicket) -> float:
+    """Of every turn of an episode."""
+    return rollout.temperature if ticket.temperature is None else ticket.temperature
 
 
 def _unpacked(answer: Any, length: int, method: str, shape: str) -> tuple[Any, ...]:
