@@ -15,15 +15,17 @@ def evaluate(
 ) -> None:
     """Validate a model on RECIPE's validation tasks."""
     from psrl.config.load import load_config
+    from psrl.config.plan import make_plan, read_machine
 
     given = list(overrides or [])
     if model is not None:
         given.append(f"train_actor_rollout_ref.model.path={_quoted(model)}")
     config = load_config(recipe, given)
+    make_plan(config, read_machine(), with_training=False)
     from psrl.cli.summary import print_summary
     from psrl.runtime import evaluation
 
-    print_summary(evaluation.evaluate(config, model_path=str(model.absolute()) if model else None))
+    print_summary(evaluation.evaluate(config))
 
 
 def _quoted(path: Path) -> str:

@@ -21,6 +21,9 @@ def train(
     from psrl.config.load import load_config
     from psrl.config.plan import make_plan, read_machine
 
+    if resume and resume_from is not None:
+        fix = "leave one of them out"
+        raise ConfigError(key="--resume-from", value=str(resume_from), rule="says which run to go on with, and so does --resume", fix=fix)
     config = load_config(recipe, overrides or [])
     run = resume_from or (_last_run(config) if resume else None)
     if run is not None:

@@ -29,17 +29,29 @@ SHARED_ROLLOUT_KEYS = (
     "startup_timeout_s",
     "device",
     "script_path",
+    "request_timeout_s",
+    "multi_turn.format",
+    "multi_turn.tool_config_path",
     "agent.num_workers",
     "agent.max_concurrent_episodes",
 )
 """Properties of processes that training and validation share: one value for both."""
-
 
 SHIPPED_NAMES: dict[str, tuple[str, ...]] = {
     "algorithm.adv_estimator": ("grpo",),
     "train_actor_rollout_ref.actor.policy_loss": ("ppo_clip",),
     "reward.name": ("custom", "environment", "math_answer", "retool"),
     "trainer.logger": ("console", "jsonl", "tensorboard", "trackio", "wandb"),
+    **{
+        f"{rollout}.{key}": names
+        for rollout in ROLLOUTS
+        for key, names in (
+            ("multi_turn.format", ("hermes",)),
+            ("agent.default_agent_loop", ("generate_only_agent", "multi_turn_agent")),
+            ("agent.env.name", ("single_turn", "tool_env")),
+            ("agent.data.name", ("conversation", "tool_agent_data")),
+        )
+    },
 }
 """What the registries hold, so that a misspelt name is refused before they are imported; a test compares the two."""
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 
-from psrl.config.rollout import RolloutConfig
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
@@ -28,6 +27,8 @@ PROCESS_BYTES = {"plain": 150 * MIB, "torch": 450 * MIB, "ray": 300 * MIB}
 """Resident size of an idle process: of Python with aiohttp; with torch and transformers; of Ray's own head processes together."""
 WEIGHT_VERSIONS_KEPT = 2
 """One that replicas may still read, one that is being written."""
+SFT_MICRO_BATCH_TOKENS = 16384
+"""Of `training.sft`; a test holds the two equal."""
 MEMORY_SHARE = 0.95
 """Of the machine's memory; the rest is the operating system's."""
 CGROUP_MEMORY_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -143,8 +144,8 @@ def kv_cache_bytes(size: ModelSize, *, num_slots: int, num_tokens: int, dtype: s
     return 2 * size.num_layers * size.num_kv_heads * size.head_dim * num_slots * num_tokens * DTYPE_BYTES[dtype]
 
 
-def make_plan(config: Config, machine: Machine) -> Plan:
-    """Work out the processes of a training run and whether this machine can hold them.
+def make_plan(config: Config, machine: Machine, *, with_training: bool = True) -> Plan:
+    """Work out the processes of a training run, or of validation alone, and whether this machine can hold them.
 
     Raises:
         ConfigError: It cannot; the message names the largest process and the setting that makes it smaller.
@@ -159,15 +160,41 @@ def make_plan(config: Config, machine: Machine) -> Plan:
             reason="driver and Ray's own processes",
             key="data.train_batch_size",
         ),
-        _train_workers(config, machine, size),
+        *((_train_workers(config, machine, size),) if with_training else ()),
         _engine_replicas(config, machine, size),
         _agent_workers(config),
         *_sandboxes(config),
-        _transfer_queue(config, size),
+        _transfer_queue(config),
         _parameter_server(config, size),
     )
-    plan = Plan(machine=machine, processes=processes)
-    _check_devices(config, machine)
+    _check_devices(config, machine, with_training=with_training)
+    return _checked(Plan(machine=machine, processes=processes))
+
+
+def make_sft_plan(config: Config, machine: Machine) -> Plan:
+    """Work out the one process of supervised fine-tuning and whether this machine can hold it.
+
+    Raises:
+        ConfigError: As make_plan.
+    """
+    size, sft = read_model_size(config.train_actor_rollout_ref.model.path), config.sft
+    dtype_bytes = DTYPE_BYTES[config.train_actor_rollout_ref.model.dtype]
+    # Weights, gradients and AdamW's two moments; a copy of the weights to save.
+    states = size.num_parameters * dtype_bytes * 5
+    tokens = min(max(SFT_MICRO_BATCH_TOKENS, sft.max_length), sft.batch_size * sft.max_length)
+    kept = _activation_bytes(size, tokens, dtype_bytes)
+    process = PlannedProcess(
+        role="fine-tuning",
+        count=1,
+        num_cores=0,
+        memory_bytes=PROCESS_BYTES["torch"] + states + kept,
+        reason=f"weights, gradients, AdamW {states / MIB:.0f} MiB; activations of {tokens} tokens {kept / MIB:.0f} MiB",
+        key="sft.batch_size" if kept > states else "train_actor_rollout_ref.model.path",
+    )
+    return _checked(Plan(machine=machine, processes=(process,)))
+
+
+def _checked(plan: Plan) -> Plan:
     _check_cores(plan)
     _check_memory(plan)
     return plan
@@ -188,8 +215,7 @@ def _train_workers(config: Config, machine: Machine, size: ModelSize) -> Planned
     rollout = config.gen_actor_rollout_ref.rollout
     rows = config.data.train_batch_size * config.psrl.rollout_n
     tokens = min(actor.ppo_max_token_len_per_gpu, rows * (rollout.prompt_length + rollout.response_length))
-    # Per token and layer a training forward keeps about 16 hidden widths (attention, MLP of four widths, norms); checkpointing keeps one.
-    kept = tokens * size.hidden_size * (size.num_layers * (1 if actor.gradient_checkpointing else 16) + 16) * dtype_bytes
+    kept = _activation_bytes(size, tokens, dtype_bytes, is_checkpointed=actor.gradient_checkpointing)
     return PlannedProcess(
         role="train worker",
         count=count,
@@ -198,6 +224,11 @@ def _train_workers(config: Config, machine: Machine, size: ModelSize) -> Planned
         reason=f"weights, gradients, AdamW {states / MIB:.0f} MiB; activations of {tokens} tokens {kept / MIB:.0f} MiB",
         key="train_actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
     )
+
+
+def _activation_bytes(size: ModelSize, num_tokens: int, dtype_bytes: int, *, is_checkpointed: bool = False) -> int:
+    # Per token and layer a training forward keeps about 16 hidden widths (attention, MLP of four widths, norms); checkpointing keeps one.
+    return num_tokens * size.hidden_size * (size.num_layers * (1 if is_checkpointed else 16) + 16) * dtype_bytes
 
 
 def _engine_replicas(config: Config, machine: Machine, size: ModelSize) -> PlannedProcess:
@@ -236,13 +267,13 @@ def _agent_workers(config: Config) -> PlannedProcess:
 
 
 def _sandboxes(config: Config) -> tuple[PlannedProcess, ...]:
-    rollouts: tuple[RolloutConfig, ...] = (config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.rollout)
-    if not any(rollout.multi_turn.enable for rollout in rollouts):
+    rollout = config.gen_actor_rollout_ref.rollout
+    if rollout.multi_turn.tool_config_path is None:
         return ()
     return (
         PlannedProcess(
             role="sandbox",
-            count=config.sandbox.num_workers * rollouts[0].agent.num_workers,
+            count=config.sandbox.num_workers * rollout.agent.num_workers,
             num_cores=0,
             memory_bytes=config.sandbox.memory_mb * MIB,
             reason="its limit, sandbox.memory_mb",
@@ -251,7 +282,7 @@ def _sandboxes(config: Config) -> tuple[PlannedProcess, ...]:
     )
 
 
-def _transfer_queue(config: Config, size: ModelSize) -> PlannedProcess:
+def _transfer_queue(config: Config) -> PlannedProcess:
     queue, rollout = config.transfer_queue, config.gen_actor_rollout_ref.rollout
     rows = config.data.train_batch_size * config.psrl.rollout_n
     # Per token: ids and versions 8 bytes each, logprobs and turn indices 4 each, the mask 1.
@@ -278,15 +309,11 @@ def _parameter_server(config: Config, size: ModelSize) -> PlannedProcess:
     )
 
 
-def _check_devices(config: Config, machine: Machine) -> None:
-    wanted = {
-        "trainer.device": (config.trainer.device, config.trainer.num_workers),
-        "gen_actor_rollout_ref.rollout.device": (
-            config.gen_actor_rollout_ref.rollout.device,
-            config.gen_actor_rollout_ref.rollout.num_replicas,
-        ),
-    }
-    for key, (device, _) in wanted.items():
+def _check_devices(config: Config, machine: Machine, *, with_training: bool) -> None:
+    wanted = {"gen_actor_rollout_ref.rollout.device": config.gen_actor_rollout_ref.rollout.device}
+    if with_training:
+        wanted["trainer.device"] = config.trainer.device
+    for key, device in wanted.items():
         if device == "cuda" and machine.num_gpus == 0:
             raise ConfigError(key=key, value=device, rule="this machine has no CUDA GPU", fix=f"set {key}=cpu or {key}=auto")
 

@@ -1,0 +1,23 @@
+"""How a run is put together, driven and ended.
+
+Importing this package sets the environment of the driver and of every process that it starts. It happens here and nowhere later,
+because Ray, TransferQueue and transformers read these variables when they are imported.
+"""
+
+import os
+
+PROCESS_ENVIRONMENT = {
+    # Threads that wait must sleep: trainer and engine share cores and take turns.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Nothing is fetched at run time: models and tokenizers are folders.
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    # TransferQueue warns at every call when it has more threads than cores.
+    "TQ_NUM_THREADS": "1",
+    "TQ_CLIENT_ZMQ_IO_THREADS": "1",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_usage_stats_enabled": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+os.environ.update(PROCESS_ENVIRONMENT)

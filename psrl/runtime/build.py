@@ -7,13 +7,14 @@ while TransferQueue starts in the driver, and what needs another part's address 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import ray
 
 from psrl.chat.renderer import HfRenderer, load_renderer
+from psrl.config.rollout import AgentConfig
 from psrl.config.tree import Config
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.datasets.source import TaskSource, build_source
@@ -22,10 +23,11 @@ from psrl.runtime.actors.engine_replica import EngineReplicaActor
 from psrl.runtime.actors.parameter_server import ParameterServerActor
 from psrl.runtime.actors.train_worker import TrainWorkerActor, TrainWorkerSettings
 from psrl.runtime.groups import AgentWorkerSettings
-from psrl.runtime.supervision import Supervisor, within
+from psrl.runtime.loops.validate import Validation
+from psrl.runtime.supervision import Supervisor, answer_of
 from psrl.sandbox import build_interpreter
 from psrl.tools.config import load_tools
-from psrl.types import Task
+from psrl.types import Episode, Task
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +63,7 @@ def make_cluster(config: Config, log_folder: Path, *, with_training: bool = True
                     collective_timeout_s=config.psrl.deadlines.train_step_s,
                     data_plane_deadline_s=deadline_s,
                     startup_deadline_s=config.psrl.deadlines.startup_s,
+                    import_folder=config.import_folder,
                 ),
             )
             for rank in range(num_ranks)
@@ -103,13 +106,13 @@ async def start_cluster(cluster: Cluster, config: Config, *, progress: Callable[
     limit_s = config.psrl.deadlines.startup_s
 
     async def step(what: str, *awaitables: object) -> list[object]:
-        results = await within(what, asyncio.gather(*awaitables), limit_s)  # type: ignore[call-overload]
+        results = await answer_of(what, asyncio.gather(*awaitables), limit_s)  # type: ignore[call-overload]
         progress(what)
         return results
 
     async def train_workers() -> None:
         if cluster.train_workers:
-            address = await within("train worker 0", cluster.train_workers[0].rendezvous.remote(), limit_s)
+            address = await answer_of("train worker 0", cluster.train_workers[0].rendezvous.remote(), limit_s)
             await step("train workers", *(worker.load.remote(address) for worker in cluster.train_workers))
 
     async with asyncio.TaskGroup() as starts:
@@ -134,6 +137,28 @@ def _supervise(cluster: Cluster) -> Supervisor:
         supervisor.watch(f"engine replica {index}", replica.watch.remote())
     supervisor.watch("parameter server", cluster.parameter_server.stay.remote())
     return supervisor
+
+
+def make_validation(config: Config, tasks: Sequence[Task], cluster: Cluster, *, record: Callable[[Episode], None]) -> Validation:
+    """Validation as configured; `record` sees the episodes that are kept."""
+    rollout = config.train_actor_rollout_ref.rollout
+    num_episodes = (rollout.n + config.trainer.val_greedy) * len(tasks)
+    return Validation(
+        tasks=tasks,
+        workers=cluster.agent_workers,
+        num_sampled=rollout.n,
+        is_greedy_too=config.trainer.val_greedy,
+        run_seed=config.trainer.seed,
+        group_deadline_s=group_deadline_s(config, rollout.agent, num_episodes),
+        num_records=config.trainer.trajectories_per_step or len(tasks),
+        record=record,
+    )
+
+
+def group_deadline_s(config: Config, agent: AgentConfig, num_episodes: int) -> float:
+    """Seconds for a worker to play `num_episodes` at most: every wave of what it plays at once may use its whole time-out."""
+    num_waves = -(-num_episodes // agent.max_concurrent_episodes) + 1
+    return num_waves * (config.psrl.max_episode_retries + 1) * (agent.episode_timeout_s + agent.step_timeout_s)
 
 
 def run_renderer(config: Config) -> HfRenderer:

@@ -7,7 +7,6 @@ many as the plan needs, so that no actor waits without a word for a CPU that doe
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,24 +16,10 @@ import ray
 
 from psrl.config.tree import Config
 from psrl.errors import ConfigError, ProcessDiedError
+from psrl.runtime import PROCESS_ENVIRONMENT
 
 OBJECT_STORE_BYTES = 400 * 2**20
 """Room for a few versions of small weights; a local start raises it by three versions of the weights."""
-
-CHILD_ENVIRONMENT = {
-    # Threads that wait must sleep: trainer and engine share cores and take turns.
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "TOKENIZERS_PARALLELISM": "false",
-    # Nothing is fetched at run time: models and tokenizers are folders.
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_VERBOSITY": "error",
-    # TransferQueue warns at every call when it has more threads than cores.
-    "TQ_NUM_THREADS": "1",
-    "TQ_CLIENT_ZMQ_IO_THREADS": "1",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_usage_stats_enabled": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +32,10 @@ class LogicalCpus:
     storage_units: int
 
     @staticmethod
-    def of(config: Config) -> LogicalCpus:
+    def of(config: Config, *, with_training: bool) -> LogicalCpus:
         """Count the processes of a run."""
         return LogicalCpus(
-            train_workers=config.trainer.num_workers,
+            train_workers=config.trainer.num_workers if with_training else 0,
             replicas=config.gen_actor_rollout_ref.rollout.num_replicas,
             agent_workers=config.gen_actor_rollout_ref.rollout.agent.num_workers,
             storage_units=config.transfer_queue.num_data_storage_units,
@@ -63,7 +48,7 @@ class LogicalCpus:
 
 
 @contextmanager
-def ray_of(config: Config) -> Iterator[None]:
+def ray_of(config: Config, *, with_training: bool = True) -> Iterator[None]:
     """Ray while the body runs; a local one ends after it with all its processes.
 
     Must be entered by the main thread: the kernel ends Ray's processes when the thread that started them ends.
@@ -72,16 +57,14 @@ def ray_of(config: Config) -> Iterator[None]:
         ConfigError: `psrl.ray_address=auto` and no cluster runs, or the cluster has too few CPUs.
         ProcessDiedError: Ray did not start.
     """
-    os.environ.update(CHILD_ENVIRONMENT)
-    _start_or_join(config)
+    _start_or_join(config, LogicalCpus.of(config, with_training=with_training).total)
     try:
         yield
     finally:
         ray.shutdown()
 
 
-def _start_or_join(config: Config) -> None:
-    needed = LogicalCpus.of(config).total
+def _start_or_join(config: Config, needed: int) -> None:
     if config.psrl.ray_address != "local":
         _join(config.psrl.ray_address, needed)
         return
@@ -100,7 +83,7 @@ def _start_or_join(config: Config) -> None:
 
 def _join(address: str, needed: int) -> None:
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": CHILD_ENVIRONMENT})
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": PROCESS_ENVIRONMENT})
     except ConnectionError as error:
         raise ConfigError(
             key="psrl.ray_address",

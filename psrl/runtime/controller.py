@@ -10,40 +10,33 @@ Each loop's docstring says what it consumes, what it waits for and who unblocks 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
 
 from psrl.config.load import to_yaml
 from psrl.config.tree import Config
 from psrl.datasets.source import TaskSource
-from psrl.errors import ConfigError, ProcessDiedError, PsrlError
+from psrl.errors import ConfigError
 from psrl.runtime.board import Board
-from psrl.runtime.build import Cluster, load_tasks, make_cluster, run_renderer, start_cluster
-from psrl.runtime.cluster import ray_of
+from psrl.runtime.build import Cluster, group_deadline_s, load_tasks, make_validation, run_renderer
 from psrl.runtime.groups import GroupResult
+from psrl.runtime.lifetime import end_tasks, run_with_processes, unless_stopped
 from psrl.runtime.loops.assemble import AssembleLoop
 from psrl.runtime.loops.feed import FeedLoop
 from psrl.runtime.loops.sync import sync_weights
 from psrl.runtime.loops.train import TrainLoop
 from psrl.runtime.loops.validate import Validation
-from psrl.runtime.names import check_registered_names
+from psrl.runtime.names import resolve_names
 from psrl.runtime.recovery import ResumePoint, checkpoints_in, read_resume_point, restore_train_workers, save_checkpoint
 from psrl.runtime.run_record import RunRecord, TrainSummary
-from psrl.runtime.shutdown import StopRequest, stop_cluster
-from psrl.runtime.supervision import within
+from psrl.runtime.supervision import answer_of
 from psrl.staleness import StalenessLedger
 from psrl.telemetry.run_folder import RunFolder
 from psrl.types import PolicyVersion
 
-Result = TypeVar("Result")
-
 MAX_ARRIVALS = 1024
 """Groups that may wait for the assemble loop."""
 EXPORT_DEADLINE_S = 600.0
-GRACE_FOR_THE_CAUSE_S = 3.0
-"""When a loop fails, a dead process is often the cause; so long the supervisor may take to name it."""
 
 
 def train(config: Config, *, resume_from: Path | None) -> TrainSummary:
@@ -52,7 +45,7 @@ def train(config: Config, *, resume_from: Path | None) -> TrainSummary:
     Raises:
         PsrlError: What failed, by name; processes and sandboxes are gone by then.
     """
-    check_registered_names(config)
+    resolve_names(config)
     renderer = run_renderer(config)
     source = load_tasks(config, renderer)
     if resume_from is None:
@@ -91,62 +84,26 @@ class Controller:
 
     async def run(self) -> TrainSummary:
         """Start, train, save, stop. Processes are ended whatever happens."""
-        stop = StopRequest(note=self._record.note)
-        stop.install()
-        try:
-            self._record.activity("starting Ray")
-            with ray_of(self._config):
-                stop.install()  # again: Ray takes SIGTERM for itself
-                self._record.started("Ray")
-                cluster = make_cluster(self._config, self._record.folder.logs)
-                try:
-                    await self._start_and_train(cluster, stop)
-                finally:
-                    self._record.activity("ending processes")
-                    for leftover in await stop_cluster(cluster, deadline_s=self._config.psrl.deadlines.shutdown_s):
-                        self._record.note(leftover)
-        except (PsrlError, BaseExceptionGroup) as error:
-            cause = cause_in(error)
-            self._record.failed(cause, step=self._point.step + 1)
-            raise cause from error
-        finally:
-            stop.restore()
-        return self._record.summary(steps=self._point.step, stopped_early=stop.event.is_set())
+        is_stopped = await run_with_processes(self._config, self._record, self._train, with_training=True)
+        return self._record.summary(steps=self._point.step, stopped_early=is_stopped)
 
-    async def _start_and_train(self, cluster: Cluster, stop: StopRequest) -> None:
-        starting = start_cluster(cluster, self._config, progress=self._record.started)
-        supervisor = await unless_stopped(starting, stop.event)
-        if supervisor is None:
-            return
-        watching = asyncio.create_task(supervisor.run(), name="supervisor")
-        training = asyncio.create_task(self._train(cluster, stop), name="training")
-        try:
-            done, _ = await asyncio.wait({watching, training}, return_when=asyncio.FIRST_COMPLETED)
-            if training in done and training.exception() is not None:
-                await asyncio.wait({watching}, timeout=GRACE_FOR_THE_CAUSE_S)
-            if watching.done():
-                watching.result()
-            training.result()
-        finally:
-            await end_tasks({watching, training}, self._config.psrl.deadlines.shutdown_s)
-
-    async def _train(self, cluster: Cluster, stop: StopRequest) -> None:
+    async def _train(self, cluster: Cluster, stop: asyncio.Event) -> None:
         config = self._config
         if self._checkpoint is not None:
             await restore_train_workers(self._checkpoint, train_workers=cluster.train_workers, deadline_s=config.psrl.deadlines.startup_s)
             await self._sync(cluster, self._point.version)
-        validation = validation_of(config, self._source, cluster, self._record)
+        validation = make_validation(config, self._source.validation_tasks(), cluster, record=self._record.episode)
         if config.trainer.val_before_train and self._checkpoint is None:
             await self._validate(validation, self._point.version, 0, stop)
         await self._run_loops(cluster, validation, stop)
         if not self._is_saved:
             await self._save(cluster)
-        if not stop.event.is_set():
+        if not stop.is_set():
             self._record.activity("exporting the model")
             exports = [worker.export.remote(self._record.folder.path / "model") for worker in cluster.train_workers]
-            await within("export of the model", asyncio.gather(*exports), EXPORT_DEADLINE_S)
+            await answer_of("export of the model", asyncio.gather(*exports), EXPORT_DEADLINE_S)
 
-    async def _run_loops(self, cluster: Cluster, validation: Validation, stop: StopRequest) -> None:
+    async def _run_loops(self, cluster: Cluster, validation: Validation, stop: asyncio.Event) -> None:
         config, point = self._config, self._point
         ledger = StalenessLedger(staleness=config.psrl.staleness, groups_per_buffer=config.data.train_batch_size, version=point.version)
         board = Board(ledger)
@@ -158,7 +115,7 @@ class Controller:
             arrivals=arrivals,
             rollout_n=config.psrl.rollout_n,
             run_seed=config.trainer.seed,
-            group_deadline_s=group_deadline_s(config, config.psrl.rollout_n),
+            group_deadline_s=group_deadline_s(config, config.gen_actor_rollout_ref.rollout.agent, config.psrl.rollout_n),
             wants_records=self._record.wants_records,
         )
         assemble = AssembleLoop(
@@ -188,10 +145,10 @@ class Controller:
             workers=cluster.train_workers,
             sync=lambda version: self._sync(cluster, version),
             after_step=after_step,
-            take_num_filtered=assemble.take_num_filtered,
+            take_group_metrics=assemble.take_metrics,
             activity=self._record.activity,
             step_deadline_s=config.psrl.deadlines.train_step_s,
-            stop=stop.event,
+            stop=stop,
         )
         steps = train.run(first_step=point.step + 1, last_step=config.trainer.total_training_steps)
         tasks = {
@@ -207,9 +164,9 @@ class Controller:
     def _is_due(self, every: int, step: int) -> bool:
         return step == self._config.trainer.total_training_steps or (every > 0 and step % every == 0)
 
-    async def _validate(self, validation: Validation, version: PolicyVersion, step: int, stop: StopRequest) -> None:
+    async def _validate(self, validation: Validation, version: PolicyVersion, step: int, stop: asyncio.Event) -> None:
         self._record.begin_validation(step)
-        metrics = await unless_stopped(validation.run(version), stop.event)
+        metrics = await unless_stopped(validation.run(version), stop)
         if metrics is not None:
             self._record.validation(metrics, step)
 
@@ -232,63 +189,3 @@ class Controller:
             deadline_s=self._config.psrl.deadlines.train_step_s,
         )
         self._is_saved = True
-
-
-def validation_of(config: Config, source: TaskSource, cluster: Cluster, record: RunRecord) -> Validation:
-    """Validation as configured, written into the run folder."""
-    rollout = config.train_actor_rollout_ref.rollout
-    tasks = source.validation_tasks()
-    return Validation(
-        tasks=tasks,
-        workers=cluster.agent_workers,
-        num_sampled=rollout.n,
-        is_greedy_too=config.trainer.val_greedy,
-        run_seed=config.trainer.seed,
-        group_deadline_s=group_deadline_s(config, (rollout.n + 1) * len(tasks)),
-        num_records=config.trainer.trajectories_per_step or len(tasks),
-        record=record.episode,
-    )
-
-
-def group_deadline_s(config: Config, num_episodes: int) -> float:
-    """Seconds for a worker to play `num_episodes` at most: every wave of what it plays at once may use its whole time-out."""
-    agent = config.gen_actor_rollout_ref.rollout.agent
-    num_waves = -(-num_episodes // agent.max_concurrent_episodes) + 1
-    return num_waves * (config.psrl.max_episode_retries + 1) * (agent.episode_timeout_s + agent.step_timeout_s)
-
-
-async def unless_stopped(work: Coroutine[Any, Any, Result], stop: asyncio.Event) -> Result | None:
-    """The result of `work`, or None when a stop was requested first; then `work` is cancelled."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        await end_tasks({working, stopping}, GRACE_FOR_THE_CAUSE_S)
-
-
-async def end_tasks(tasks: set[asyncio.Task[Any]], timeout_s: float) -> None:
-    """Cancel what still runs and wait for its end."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=timeout_s)
-
-
-def cause_in(error: BaseException) -> PsrlError:
-    """The psrl error inside (groups of) errors; a process's death before anything that followed from it.
-
-    Raises:
-        BaseException: `error` itself, when there is none: a mistake of the programmer's.
-    """
-    leaves = list(leaves_of(error))
-    ours = [leaf for leaf in leaves if isinstance(leaf, PsrlError)]
-    if len(ours) < len(leaves) or not ours:
-        raise error
-    return next((leaf for leaf in ours if isinstance(leaf, ProcessDiedError)), ours[0])
-
-
-def leaves_of(error: BaseException) -> list[BaseException]:
-    """The errors inside nested groups."""
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in leaves_of(inner)]
-    return [error]

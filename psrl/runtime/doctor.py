@@ -21,7 +21,7 @@ from psrl.chat.probe import probe
 from psrl.config.plan import make_plan, read_machine
 from psrl.config.tree import Config
 from psrl.data_plane.columns import COLUMNS, TrajectoryTags
-from psrl.data_plane.contract import DTYPES, Partition, TrajectoryRow
+from psrl.data_plane.contract import DTYPES, TrajectoryRow
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpReplica
 from psrl.engines.process import EngineProcess
@@ -170,14 +170,14 @@ def check_transfer_queue(config: Config) -> str:
                 key="doctor", tags=_tags(), columns={column.name: torch.arange(3, dtype=DTYPES[column.dtype]) for column in COLUMNS}
             )
             began = time.perf_counter()
-            plane.put([row], Partition.VAL)
-            (fetched,) = plane.fetch([row.key], list(row.columns), Partition.VAL)
-            plane.clear([row.key], Partition.VAL)
+            plane.put([row])
+            (fetched,) = plane.fetch([row.key], list(row.columns))
+            plane.clear([row.key])
             seconds = time.perf_counter() - began
             different = [name for name, tensor in row.columns.items() if not torch.equal(fetched[name], tensor)]
             if different:
                 raise DataPlaneError(f"columns came back changed: {different}")
-            if plane.keys(Partition.VAL):
+            if plane.keys():
                 raise DataPlaneError("a cleared row is still listed")
             return f"a row went in and out in {1000 * seconds:.0f} ms"
         finally:

@@ -7,7 +7,6 @@ all members go to the data plane in one call.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,9 +23,10 @@ from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpGenerator
 from psrl.protocols import ProgramRunner, Scorer, Tool
 from psrl.rewards.scorer import build_scorer
-from psrl.sandbox import build_interpreter
+from psrl.runtime.imports import make_importable
+from psrl.sandbox import build_interpreter, reap
 from psrl.tools.config import load_tools
-from psrl.types import Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, Task, Timings
+from psrl.types import Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, Task, Timings, Trajectory
 
 MAX_REQUEST_ATTEMPTS = 3
 
@@ -67,13 +67,16 @@ class EpisodeSummary:
     reward: float | None
     accuracy: float | None
     num_turns: int
+    """Of all branches; a turn with which several of them begin counts once."""
     num_sampled: int
+    """Tokens of these turns."""
     counts: dict[str, float]
     timings: Timings
     temperature: float | None
     """As the ticket asked; None is the rollout's own."""
     error: str | None
     num_retries: int
+    """How often it was played again after `infra_error`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +100,7 @@ class AgentWorker:
 
     def __init__(self, settings: AgentWorkerSettings) -> None:
         self._settings = settings
-        if settings.import_folder not in sys.path:
-            sys.path.insert(0, settings.import_folder)
+        make_importable(settings.import_folder)
         self._data_plane = TransferQueueDataPlane(deadline_s=settings.data_plane_deadline_s, startup_deadline_s=settings.startup_deadline_s)
         self._program_runner: ProgramRunner = build_interpreter(settings.sandbox)
         self._is_runner_used = False
@@ -109,8 +111,9 @@ class AgentWorker:
         self._val_pool: EpisodePool | None = None
 
     async def start(self) -> None:
-        """Load the tokenizer, warm the sandboxes, check tools and graders with known answers."""
+        """Remove what dead workers left here, load the tokenizer, warm the sandboxes, check tools and graders with known answers."""
         s = self._settings
+        await asyncio.to_thread(reap)
         self._renderer = await asyncio.to_thread(
             load_renderer,
             s.model.tokenizer_path or s.model.path,
@@ -176,16 +179,32 @@ class AgentWorker:
 
 def summary_of(episode: Episode, num_retries: int) -> EpisodeSummary:
     """What the controller needs to know of an episode."""
+    turn_lengths = lengths_of_turns(episode.result.trajectories)
     return EpisodeSummary(
         uid=episode.ticket.uid,
         outcome=episode.result.outcome,
         reward=episode.score.reward,
         accuracy=episode.score.accuracy,
-        num_turns=sum(trajectory.num_turns for trajectory in episode.result.trajectories),
-        num_sampled=sum(trajectory.num_sampled for trajectory in episode.result.trajectories),
+        num_turns=len(turn_lengths),
+        num_sampled=sum(turn_lengths),
         counts=episode.result.counts,
         timings=episode.timings,
         temperature=episode.ticket.temperature,
         error=episode.result.error,
         num_retries=num_retries,
     )
+
+
+def lengths_of_turns(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Sampled tokens of each turn of an episode; branches of a session's tree share the turns before they part.
+
+    Example:
+        Turns a (3 tokens), b (5) on one branch and a, c (7) on another -> [3, 5, 7].
+    """
+    lengths: dict[tuple[int, ...], int] = {}
+    for trajectory in trajectories:
+        seen: tuple[int, ...] = ()
+        for step in trajectory.steps:
+            seen = (*seen, *step.observation_ids, *step.sampled_ids)
+            lengths[seen] = len(step.sampled_ids)
+    return list(lengths.values())

@@ -25,7 +25,6 @@ def step_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
         names.SAMPLED_TOKENS_MEAN: fmean(summary.num_sampled for summary in episodes),
         names.GENERATION_TOKENS_COUNT: float(sum(summary.num_sampled for summary in episodes)),
         names.GROUPS_TRAINED_COUNT: float(len(groups)),
-        names.ERRORS_INFRA_RATE: fmean(summary.outcome is Outcome.INFRA_ERROR for summary in episodes),
     }
     judged = [summary.accuracy for summary in episodes if summary.accuracy is not None]
     if judged:

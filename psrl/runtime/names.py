@@ -1,11 +1,12 @@
-"""Every registry of a run, filled and compared with the settings before anything starts.
+"""Every registry of a run, and each name that settings choose resolved before anything starts.
 
+Misspelt names of what psrl ships are refused earlier and faster, by `config.cross_checks`; what is left for here is dotted paths.
 Generators are not among them: `load_tasks` resolves theirs at once.
 """
 
 from __future__ import annotations
 
-import sys
+from typing import Any
 
 import psrl.rewards.custom
 import psrl.rewards.math_scorer
@@ -16,30 +17,46 @@ from psrl.agent_loops.base import agent_loops
 from psrl.algorithms.advantages import advantage_estimators
 from psrl.algorithms.losses import policy_losses
 from psrl.chat.parsers.base import tool_formats
-from psrl.config.cross_checks import check_names
+from psrl.config.fields import value_at
 from psrl.config.tree import Config
 from psrl.environments.base import environments
+from psrl.errors import ConfigError
+from psrl.registry import Registry
 from psrl.rewards.base import scorers
+from psrl.runtime.imports import make_importable
 from psrl.telemetry.trackers import trackers
 
+REGISTRIES: dict[str, Registry[Any]] = {
+    "algorithm.adv_estimator": advantage_estimators,
+    "train_actor_rollout_ref.actor.policy_loss": policy_losses,
+    "reward.name": scorers,
+    "trainer.logger": trackers,
+    **{
+        f"{side}.rollout.{key}": registry
+        for side in ("gen_actor_rollout_ref", "train_actor_rollout_ref")
+        for key, registry in (
+            ("multi_turn.format", tool_formats),
+            ("agent.default_agent_loop", agent_loops),
+            ("agent.env.name", environments),
+            ("agent.data.name", agent_data),
+        )
+    },
+}
+"""Setting -> where its names are registered."""
 
-def check_registered_names(config: Config) -> None:
+
+def resolve_names(config: Config) -> None:
     """Resolve every name that settings choose; `import_folder` may hold the user's own classes.
 
     Raises:
         ConfigError: A name is neither registered nor importable.
     """
-    if config.import_folder not in sys.path:
-        sys.path.insert(0, config.import_folder)
-    registries = {
-        "algorithm.adv_estimator": advantage_estimators,
-        "train_actor_rollout_ref.actor.policy_loss": policy_losses,
-        "reward.name": scorers,
-        "trainer.logger": trackers,
-    }
-    for side in ("gen_actor_rollout_ref", "train_actor_rollout_ref"):
-        registries[f"{side}.rollout.multi_turn.format"] = tool_formats
-        registries[f"{side}.rollout.agent.default_agent_loop"] = agent_loops
-        registries[f"{side}.rollout.agent.env.name"] = environments
-        registries[f"{side}.rollout.agent.data.name"] = agent_data
-    check_names(config, {key: registry.names for key, registry in registries.items()})
+    make_importable(config.import_folder)
+    for key, registry in REGISTRIES.items():
+        value = value_at(config, key)
+        for name in value if isinstance(value, list) else [value]:
+            try:
+                if name is not None:
+                    registry.resolve(name)
+            except ConfigError as error:
+                raise ConfigError(key=key, value=name, rule=error.rule, fix=error.fix) from error

@@ -17,13 +17,13 @@ from typing import Any
 import ray
 
 from psrl.errors import CheckpointError
-from psrl.runtime.supervision import within
+from psrl.runtime.supervision import answer_of
+from psrl.telemetry.run_folder import UNFINISHED_SUFFIX
 from psrl.types import PolicyVersion
 
 MANIFEST_FILE = "manifest.json"
 TRAIN_FOLDER = "train"
 PREFIX = "step-"
-UNFINISHED_SUFFIX = ".unfinished"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ async def save_checkpoint(
             shutil.rmtree(leftover)
         unfinished.mkdir(parents=True)
         saves = [worker.save.remote(unfinished / TRAIN_FOLDER) for worker in train_workers]
-        await within(f"checkpoint of step {point.step}", asyncio.gather(*saves), deadline_s)
+        await answer_of(f"checkpoint of step {point.step}", asyncio.gather(*saves), deadline_s)
         (unfinished / MANIFEST_FILE).write_text(json.dumps(asdict(point), indent=1))
         if final.exists():
             shutil.rmtree(final)
@@ -86,4 +86,4 @@ def read_resume_point(checkpoint: Path) -> ResumePoint:
 async def restore_train_workers(checkpoint: Path, *, train_workers: Sequence[ray.actor.ActorHandle], deadline_s: float) -> None:
     """Load weights, optimizer, schedule and RNG into all ranks."""
     loads = [worker.restore.remote(checkpoint / TRAIN_FOLDER) for worker in train_workers]
-    await within(f"loading of {checkpoint.name}", asyncio.gather(*loads), deadline_s)
+    await answer_of(f"loading of {checkpoint.name}", asyncio.gather(*loads), deadline_s)

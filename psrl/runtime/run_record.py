@@ -140,9 +140,9 @@ class RunRecord:
         self._last_validation = metrics
         self._metrics.log(metrics, step=step)
 
-    def failed(self, error: PsrlError, *, step: int) -> None:
+    def failed(self, error: PsrlError) -> None:
         """What ended the run."""
-        self.errors.record(error, unit="run", step=step)
+        self.errors.record(error, unit="run", step=self._step)
 
     def summary(self, *, steps: int, stopped_early: bool) -> TrainSummary:
         """Write the report and say how the run ended."""

@@ -9,7 +9,7 @@ from types import FrameType
 
 from psrl.errors import PsrlError
 from psrl.runtime.build import Cluster
-from psrl.runtime.supervision import within
+from psrl.runtime.supervision import answer_of
 
 
 class StopRequest:
@@ -49,7 +49,9 @@ async def stop_cluster(cluster: Cluster, *, deadline_s: float) -> list[str]:
         **{f"engine replica {i}": replica.stop.remote() for i, replica in enumerate(cluster.replicas)},
         "TransferQueue": asyncio.to_thread(cluster.data_plane.close),
     }
-    results = await asyncio.gather(*(within(f"stop of {name}", stop, deadline_s) for name, stop in stops.items()), return_exceptions=True)
+    results = await asyncio.gather(
+        *(answer_of(f"stop of {name}", stop, deadline_s) for name, stop in stops.items()), return_exceptions=True
+    )
     for result in results:
         if isinstance(result, BaseException) and not isinstance(result, PsrlError):
             raise result

@@ -13,8 +13,8 @@ from psrl.errors import DeadlineError, ProcessDiedError, PsrlError
 Result = TypeVar("Result")
 
 
-async def within(what: str, awaitable: Awaitable[Result], deadline_s: float) -> Result:
-    """The result of `awaitable`, or an error with a name.
+async def answer_of(what: str, awaitable: Awaitable[Result], deadline_s: float) -> Result:
+    """What another process (or thread) answers, or an error with a name.
 
     Args:
         what: The unit in flight and who holds it, such as "step 3 in train worker 0".

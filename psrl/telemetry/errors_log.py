@@ -26,7 +26,7 @@ class ErrorRecord:
     is_retryable: bool
     message: str
     step: int
-    """Training step during which it happened."""
+    """Training steps done when it happened."""
 
 
 class ErrorLog:

@@ -4,7 +4,7 @@ config.yaml            the resolved settings
 metrics.jsonl          one line per logged step
 tensorboard/           the same for TensorBoard
 trajectories/*.jsonl   every kept episode: train.jsonl, val.jsonl
-errors.jsonl           what failed, when, and whether it was tried again
+errors.jsonl           what failed, when, and whether trying again can help
 checkpoints/           weights, optimizer, frontier
 report.html            the run on one page
 logs/                  output of the run's processes
@@ -19,6 +19,8 @@ from pathlib import Path
 
 from psrl.errors import ConfigError
 
+UNFINISHED_SUFFIX = ".unfinished"
+"""Of a checkpoint's folder while it is written; what a crash leaves under such a name is no checkpoint."""
 _STARTED = "%Y-%m-%d_%H-%M-%S"
 _FOLDER_NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:-(\d+))?")
 _RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
@@ -137,8 +139,9 @@ class RunFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether anything was saved."""
-        return self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        """Whether anything was saved whole."""
+        found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
+        return any(path.suffix != UNFINISHED_SUFFIX for path in found)
 
 
 def _recipe_folder(root: Path, recipe: str) -> Path:

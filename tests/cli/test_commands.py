@@ -86,6 +86,24 @@ def test_resume_from_a_folder_that_is_no_run_says_so(recipe, tmp_path, capsys):
     assert "is no run folder" in capsys.readouterr().err
 
 
+def test_two_ways_to_name_the_run_to_resume_are_refused(recipe, tmp_path, capsys):
+    assert run_psrl("train", recipe, "--resume", "--resume-from", tmp_path) == 2
+    assert "leave one of them out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "sft"])
+def test_a_command_that_the_machine_cannot_hold_starts_nothing(recipe, tmp_path, capsys, command):
+    # A vocabulary of 2^46 words times a width of 128: no machine holds its embedding.
+    model = tmp_path / "huge"
+    model.mkdir()
+    sizes = {"num_hidden_layers": 1, "hidden_size": 128, "num_attention_heads": 1, "vocab_size": 2**46}
+    (model / "config.json").write_text(json.dumps(sizes))
+    overrides = (f"train_actor_rollout_ref.model.path={model}", f"trainer.default_local_dir={tmp_path}/runs")
+    assert run_psrl(command, recipe, *overrides) == 2
+    assert "GiB, this machine has" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_resume_takes_the_settings_of_the_run(recipe, tmp_path, capsys):
     runs = tmp_path / "runs"
     run = RunFolder.create(runs, "mine", datetime(2026, 1, 2, 3, 4, 5))

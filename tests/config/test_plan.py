@@ -6,8 +6,17 @@ import struct
 import pytest
 from config_files import write_recipe
 
-from psrl.config.load import load_config
-from psrl.config.plan import Machine, ModelSize, kv_cache_bytes, make_plan, read_machine, read_model_size
+from psrl.config.load import Purpose, load_config
+from psrl.config.plan import (
+    SFT_MICRO_BATCH_TOKENS,
+    Machine,
+    ModelSize,
+    kv_cache_bytes,
+    make_plan,
+    make_sft_plan,
+    read_machine,
+    read_model_size,
+)
 from psrl.errors import ConfigError
 
 LAPTOP = Machine(num_cores=2, memory_bytes=16 * 2**30)
@@ -38,7 +47,9 @@ def test_parameters_are_counted_from_the_headers_of_safetensors_files(tmp_path):
 
 
 def test_every_kind_of_process_is_in_the_plan(tmp_path):
-    plan = plan_of(tmp_path, ["transfer_queue.num_data_storage_units=2", "sandbox.num_workers=3"])
+    (tmp_path / "tools.yaml").write_text("tools: []")
+    tools = f"gen_actor_rollout_ref.rollout.multi_turn.tool_config_path={tmp_path}/tools.yaml"
+    plan = plan_of(tmp_path, ["transfer_queue.num_data_storage_units=2", "sandbox.num_workers=3", tools])
     counts = {each.role: each.count for each in plan.processes}
     assert counts == {
         "controller": 1,
@@ -51,6 +62,27 @@ def test_every_kind_of_process_is_in_the_plan(tmp_path):
     }
     assert plan.num_processes == 11
     assert plan.memory_bytes == sum(each.count * each.memory_bytes for each in plan.processes)
+
+
+def test_validation_alone_has_no_trainer_and_tools_alone_have_sandboxes(tmp_path):
+    plan = make_plan(load_config(str(write_recipe(tmp_path))), LAPTOP, with_training=False)
+    assert [each.role for each in plan.processes] == ["controller", "torch engine", "agent worker", "TransferQueue", "parameter server"]
+
+
+def test_fine_tuning_is_one_process_that_must_fit(tmp_path):
+    config = load_config(str(write_recipe(tmp_path)), ["sft.batch_size=100000"], purpose=Purpose.SFT)
+    (process,) = make_sft_plan(config, LAPTOP).processes
+    # Estimated parameters 100 x 32 + 12 x 2 x 32^2 = 27,776; five copies of 4 bytes; 16,384 tokens x 32 x (2 x 16 + 16) x 4 bytes.
+    assert process.memory_bytes == 450 * 2**20 + 27_776 * 4 * 5 + 16_384 * 32 * 48 * 4
+    with pytest.raises(ConfigError, match="fine-tuning") as info:
+        make_sft_plan(config, Machine(num_cores=2, memory_bytes=2**29))
+    assert info.value.key == "sft.batch_size"
+
+
+def test_the_plan_of_fine_tuning_knows_its_micro_batches():
+    from psrl.training.sft import MAX_MICRO_BATCH_TOKENS
+
+    assert SFT_MICRO_BATCH_TOKENS == MAX_MICRO_BATCH_TOKENS
 
 
 def test_threads_of_zero_share_the_cores(tmp_path):

@@ -1,27 +1,23 @@
 """What is wrong with tools, tasks or prompts is said before any process is started."""
 
+import sys
+
 import pytest
 
 from psrl.config.cross_checks import SHIPPED_NAMES
 from psrl.config.load import load_config
 from psrl.errors import ConfigError
 from psrl.runtime.build import load_tasks, run_renderer
-from psrl.runtime.names import check_registered_names
+from psrl.runtime.names import REGISTRIES, resolve_names
 
 
 def test_the_names_that_the_config_knows_are_those_of_the_registries():
-    from psrl.algorithms.advantages import advantage_estimators
-    from psrl.algorithms.losses import policy_losses
-    from psrl.rewards.base import scorers
-    from psrl.telemetry.trackers import trackers
-
-    registries = (advantage_estimators, policy_losses, scorers, trackers)
-    assert list(SHIPPED_NAMES.values()) == [registry.names for registry in registries]
+    assert {key: set(names) for key, names in SHIPPED_NAMES.items()} == {key: set(registry.names) for key, registry in REGISTRIES.items()}
 
 
 def tasks_of(*overrides: str):
     config = load_config("retool_tiny", list(overrides))
-    check_registered_names(config)
+    resolve_names(config)
     return load_tasks(config, run_renderer(config))
 
 
@@ -60,3 +56,23 @@ def test_a_name_that_nobody_registered_is_an_error_that_lists_those_that_are(ove
     with pytest.raises(ConfigError, match=r"Fix: .*use one of") as caught:
         tasks_of(override)
     assert caught.value.key in override or override.startswith(caught.value.key.replace("train_actor", "gen_actor"))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("gen_actor_rollout_ref.rollout.agent.env.name=no_such_module.Game", "cannot be imported"),
+        ("algorithm.adv_estimator=psrl.algorithms.advantages.Nothing", "has no Nothing"),
+    ],
+)
+def test_a_dotted_path_that_leads_nowhere_is_refused_with_its_own_key(override, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        tasks_of(override)
+    assert caught.value.key == override.split("=")[0]
+
+
+def test_a_class_beside_the_users_yaml_is_found(tmp_path):
+    (tmp_path / "beside_the_yaml.py").write_text("class Game:\n    pass\n")
+    config = load_config("retool_tiny", [f"import_folder={tmp_path}", "gen_actor_rollout_ref.rollout.agent.env.name=beside_the_yaml.Game"])
+    resolve_names(config)
+    assert sys.modules["beside_the_yaml"].__file__ == str(tmp_path / "beside_the_yaml.py")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +27,12 @@ def printed(language: str, name: str) -> str:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """The package as `pip install` from the clone puts it, away from the repository; what it needs is there already."""
-    target = tmp_path_factory.mktemp("installed")
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), str(REPOSITORY)]
+    # A copy is installed: pip builds inside the folder that it is given, and takes along what an earlier build left there.
+    clone, target = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("installed")
+    shutil.copytree(REPOSITORY / "psrl", clone / "psrl", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, clone)
+    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(target), str(clone)]
     subprocess.run(command, check=True, timeout=INSTALL_LIMIT_S, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return target
 

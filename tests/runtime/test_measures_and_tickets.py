@@ -4,11 +4,11 @@ import pytest
 
 from psrl.data_plane import Partition
 from psrl.data_plane.memory import meta_of
-from psrl.runtime.groups import EpisodeSummary, GroupResult
+from psrl.runtime.groups import EpisodeSummary, GroupResult, lengths_of_turns
 from psrl.runtime.measures import seconds_by_use, step_metrics, validation_metrics
 from psrl.runtime.tickets import seed_of, training_tickets, validation_tickets
 from psrl.telemetry.names import TimeUse
-from psrl.types import Outcome, Task, Timings
+from psrl.types import Outcome, Step, Task, Timings, Trajectory
 
 
 def summary(*, reward, accuracy, counts=None, outcome=Outcome.FINISHED, temperature=None) -> EpisodeSummary:
@@ -50,7 +50,6 @@ def test_step_metrics_are_means_over_episodes():
     assert metrics["accuracy/episode/mean"] == pytest.approx(1 / 3)
     assert metrics["episode/tool_rate/mean"] == 0.25
     assert metrics["episode/tool_errors/mean"] == 0.75
-    assert metrics["errors/infra/rate"] == 0.25
     assert metrics["env/hints"] == 0.5
     assert metrics["generation/tokens/count"] == 40
 
@@ -72,6 +71,29 @@ def test_validation_tells_greedy_from_sampled_and_counts_failures_as_unsolved():
     )
     assert metrics["val/mean_at_n/accuracy"] == 0.5
     assert metrics["val/greedy/accuracy"] == 1.0
+
+
+def branch(*turns: tuple[list[int], list[int]]) -> Trajectory:
+    trajectory = Trajectory(uid="t")
+    for observed, sampled in turns:
+        trajectory.append(
+            Step(
+                observation_ids=observed,
+                sampled_ids=sampled,
+                logprobs=[0.0] * len(sampled),
+                policy_versions=[0] * len(sampled),
+                temperature=1.0,
+                finish_reason="stop",
+            )
+        )
+    return trajectory
+
+
+def test_a_turn_that_two_branches_begin_with_was_sampled_once():
+    first = ([1, 2], [3, 4, 5])
+    assert lengths_of_turns([branch(first, ([6], [7, 8])), branch(first, ([9], [7, 8]))]) == [3, 2, 2]
+    assert lengths_of_turns([branch(first), branch(([1, 2], [3, 4, 6]))]) == [3, 3]
+    assert lengths_of_turns([]) == []
 
 
 def test_an_episode_that_is_issued_again_has_its_seed_and_members_differ():

@@ -6,15 +6,15 @@ import pytest
 
 from psrl.errors import ConfigError, DeadlineError, EngineError, ProcessDiedError, WeightSyncError
 from psrl.protocols import WeightManifest, WeightReport
-from psrl.runtime.controller import cause_in, unless_stopped
+from psrl.runtime.lifetime import cause_in, unless_stopped
 from psrl.runtime.loops.sync import check_report
-from psrl.runtime.supervision import Supervisor, within
+from psrl.runtime.supervision import Supervisor, answer_of
 
 
 def test_a_unit_that_does_not_end_is_named():
     async def run():
         with pytest.raises(DeadlineError, match=r"train step 3 did not end within 0\.02 s"):
-            await within("train step 3", asyncio.Event().wait(), 0.02)
+            await answer_of("train step 3", asyncio.Event().wait(), 0.02)
 
     asyncio.run(run())
 

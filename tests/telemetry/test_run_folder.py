@@ -37,6 +37,8 @@ def test_the_latest_run_with_a_checkpoint_is_not_hidden_by_a_start_that_failed(t
     failed = RunFolder.create(tmp_path, "gsm8k", STARTED + timedelta(minutes=1))
     assert RunFolder.latest(tmp_path, "gsm8k") == failed
     assert RunFolder.latest(tmp_path, "gsm8k", with_checkpoint=True) == good
+    (failed.checkpoints / "step_1.unfinished").mkdir()
+    assert RunFolder.latest(tmp_path, "gsm8k", with_checkpoint=True) == good
 
 
 def test_there_is_no_latest_run_of_a_recipe_that_never_ran(tmp_path):

@@ -22,6 +22,7 @@ from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.parameter_server.layout import checksum, lay_out, pack
 from psrl.protocols import WeightManifest
 from psrl.runtime.devices import resolved_device
+from psrl.runtime.imports import make_importable
 from psrl.training.worker import TrainRank
 from psrl.types import PolicyVersion
 
@@ -44,6 +45,8 @@ class TrainWorkerSettings:
     collective_timeout_s: float
     data_plane_deadline_s: float
     startup_deadline_s: float
+    import_folder: str
+    """Put on sys.path, so that a user's own loss or advantage beside their YAML is found."""
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
@@ -52,6 +55,7 @@ class TrainWorkerActor:
 
     def __init__(self, *, settings: TrainWorkerSettings) -> None:
         self._settings = settings
+        make_importable(settings.import_folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="train-rank")
         self._data_plane = TransferQueueDataPlane(deadline_s=settings.data_plane_deadline_s, startup_deadline_s=settings.startup_deadline_s)
         self._rank: TrainRank | None = None

@@ -12,6 +12,7 @@ from psrl.data_plane import DataPlane
 from psrl.errors import TooManyFailuresError
 from psrl.runtime.board import Board
 from psrl.runtime.groups import EpisodeSummary, GroupResult
+from psrl.telemetry import names
 from psrl.telemetry.errors_log import ErrorLog, ErrorRates
 from psrl.types import Outcome
 
@@ -50,8 +51,9 @@ class AssembleLoop:
         self._report = report
         self._rates = ErrorRates(INFRA_WINDOW)
         self._pass_rates: Counter[float] = Counter()
-        self.num_filtered = 0
-        """Groups without a difference in reward since the last `take_num_filtered`."""
+        self._arrived: list[EpisodeSummary] = []
+        self._num_filtered = 0
+        self._num_dropped = 0
 
     async def run(self) -> None:
         """Until cancelled.
@@ -62,8 +64,10 @@ class AssembleLoop:
         while True:
             result = await self._arrivals.get()
             self._report(result)
+            self._arrived += result.summaries
             self._count_failures(result)
             if not self._has_enough_members(result):
+                self._num_dropped += 1
                 await self._drop(result)
             elif self._filter.enable and len(set(result.rewards)) == 1:
                 await self._drop(result)
@@ -71,11 +75,18 @@ class AssembleLoop:
             else:
                 await self._board.arrive(result)
 
-    def take_num_filtered(self) -> int:
-        """Groups filtered since the last call; a new step begins."""
-        count, self.num_filtered = self.num_filtered, 0
+    def take_metrics(self) -> dict[str, float]:
+        """Of everything that arrived since the last call, what was not trained on included; a new step begins."""
+        arrived = self._arrived
+        metrics = {
+            names.GROUPS_FILTERED_COUNT: float(self._num_filtered),
+            names.GROUPS_DROPPED_COUNT: float(self._num_dropped),
+            names.ERRORS_INFRA_RATE: sum(each.outcome is Outcome.INFRA_ERROR for each in arrived) / max(1, len(arrived)),
+            names.ERRORS_RETRIES_COUNT: float(sum(each.num_retries for each in arrived)),
+        }
+        self._arrived, self._num_filtered, self._num_dropped = [], 0, 0
         self._pass_rates.clear()
-        return count
+        return metrics
 
     def _has_enough_members(self, result: GroupResult) -> bool:
         num_judged = len(result.rewards)
@@ -111,13 +122,13 @@ class AssembleLoop:
         )
 
     def _count_filtered(self, result: GroupResult) -> None:
-        self.num_filtered += 1
+        self._num_filtered += 1
         accuracies = [summary.accuracy or 0.0 for summary in result.summaries]
         self._pass_rates[round(sum(accuracies) / len(accuracies), 2)] += 1
         limit = self._filter.max_num_gen_batches * self._groups_per_step
-        if self.num_filtered >= limit:
+        if self._num_filtered >= limit:
             histogram = ", ".join(f"{rate:g}: {count}" for rate, count in sorted(self._pass_rates.items()))
             raise TooManyFailuresError(
-                f"dynamic sampling dropped {self.num_filtered} groups with equal rewards in one step "
+                f"dynamic sampling dropped {self._num_filtered} groups with equal rewards in one step "
                 f"(algorithm.filter_groups.max_num_gen_batches={self._filter.max_num_gen_batches}); pass rates: {histogram}"
             )

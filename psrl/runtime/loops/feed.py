@@ -12,7 +12,7 @@ import ray
 from psrl.datasets.source import TaskSource
 from psrl.runtime.board import Board
 from psrl.runtime.groups import GroupRequest, GroupResult
-from psrl.runtime.supervision import within
+from psrl.runtime.supervision import answer_of
 from psrl.runtime.tickets import training_tickets
 from psrl.types import GroupUid, PolicyVersion, Task
 
@@ -64,5 +64,5 @@ class FeedLoop:
     async def _play(self, task: Task, version: PolicyVersion, worker: ray.actor.ActorHandle) -> None:
         tickets = training_tickets(task, rollout_n=self._rollout_n, version=version, run_seed=self._run_seed)
         request = GroupRequest(task=task, tickets=tickets, wants_records=self._wants_records())
-        result = await within(f"group {task.uid}", worker.run_group.remote(request), self._group_deadline_s)
+        result = await answer_of(f"group {task.uid}", worker.run_group.remote(request), self._group_deadline_s)
         await self._arrivals.put(result)

@@ -9,7 +9,7 @@ import ray
 
 from psrl.errors import WeightSyncError
 from psrl.protocols import WeightManifest, WeightReport
-from psrl.runtime.supervision import within
+from psrl.runtime.supervision import answer_of
 from psrl.types import PolicyVersion
 
 
@@ -31,10 +31,10 @@ async def sync_weights(
         WeightSyncError: A replica reports another version, fewer tensors or another checksum; the run must stop.
     """
     pushes = [worker.push.remote(parameter_server, version) for worker in train_workers]
-    manifests = await within(f"push of weights {version}", asyncio.gather(*pushes), deadline_s)
+    manifests = await answer_of(f"push of weights {version}", asyncio.gather(*pushes), deadline_s)
     manifest = manifests[0]
     pulls = [replica.sync.remote(parameter_server, version) for replica in replicas]
-    reports = await within(f"pull of weights {version}", asyncio.gather(*pulls), deadline_s)
+    reports = await answer_of(f"pull of weights {version}", asyncio.gather(*pulls), deadline_s)
     for index, report in enumerate(reports):
         check_report(f"replica {index}", manifest, report)
 

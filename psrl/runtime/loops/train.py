@@ -10,7 +10,7 @@ import ray
 from psrl.data_plane import DataPlane, KVBatchMeta, Partition
 from psrl.runtime.board import Board, ReadyBuffer
 from psrl.runtime.measures import seconds_by_use, step_metrics
-from psrl.runtime.supervision import within
+from psrl.runtime.supervision import answer_of
 from psrl.telemetry import names
 from psrl.telemetry.names import TimeUse
 from psrl.telemetry.spans import TimeShares
@@ -33,7 +33,7 @@ class TrainLoop:
         workers: Sequence[ray.actor.ActorHandle],
         sync: Callable[[PolicyVersion], Awaitable[None]],
         after_step: Callable[[int, dict[str, float]], Awaitable[None]],
-        take_num_filtered: Callable[[], int],
+        take_group_metrics: Callable[[], dict[str, float]],
         activity: Callable[[str], None],
         step_deadline_s: float,
         stop: asyncio.Event,
@@ -44,7 +44,7 @@ class TrainLoop:
         self._workers = workers
         self._sync = sync
         self._after_step = after_step
-        self._take_num_filtered = take_num_filtered
+        self._take_group_metrics = take_group_metrics
         self._activity = activity
         self._step_deadline_s = step_deadline_s
         self._stop = stop
@@ -79,16 +79,15 @@ class TrainLoop:
         self._activity(f"training on {len(meta.keys)} trajectories")
         with self._shares.span(TimeUse.TRAINING):
             updates = [worker.train_step.remote(meta) for worker in self._workers]
-            per_rank = await within(f"train step {step}", asyncio.gather(*updates), self._step_deadline_s)
+            per_rank = await answer_of(f"train step {step}", asyncio.gather(*updates), self._step_deadline_s)
         with self._shares.span(TimeUse.SYNC):
             self._activity("syncing weights")
             await asyncio.gather(
                 self._sync(PolicyVersion(ready.consumed.version + 1)), asyncio.to_thread(self._data_plane.clear, meta.keys)
             )
         time = self._shares.take()
-        metrics = step_metrics(ready.groups) | per_rank[0] | time.metrics()
+        metrics = step_metrics(ready.groups) | self._take_group_metrics() | per_rank[0] | time.metrics()
         metrics[names.STALENESS_VERSION_GAP_MAX] = float(ready.consumed.max_version_gap)
-        metrics[names.GROUPS_FILTERED_COUNT] = float(self._take_num_filtered())
         metrics[names.SYNC_WEIGHTS_SECONDS] = time.seconds * time.shares[TimeUse.SYNC]
         generating_s = time.seconds * sum(time.shares[use] for use in (TimeUse.GENERATION, TimeUse.TOOLS, TimeUse.REWARD))
         metrics[names.GENERATION_TOKENS_PER_SECOND] = metrics[names.GENERATION_TOKENS_COUNT] / max(generating_s, 1e-9)

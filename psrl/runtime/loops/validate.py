@@ -10,7 +10,7 @@ import ray
 
 from psrl.runtime.groups import GroupRequest, GroupResult
 from psrl.runtime.measures import validation_metrics
-from psrl.runtime.supervision import within
+from psrl.runtime.supervision import answer_of
 from psrl.runtime.tickets import validation_tickets
 from psrl.telemetry import names
 from psrl.types import Episode, PolicyVersion, Task
@@ -61,4 +61,4 @@ class Validation:
         )
         worker = self._workers[index % len(self._workers)]
         request = GroupRequest(task=task, tickets=tickets, wants_records=index < self._num_records)
-        return await within(f"validation of {task.uid}", worker.run_group.remote(request), self._group_deadline_s)
+        return await answer_of(f"validation of {task.uid}", worker.run_group.remote(request), self._group_deadline_s)

@@ -1,0 +1,110 @@
+"""The life of a run's processes: started, watched while the work is done, and ended whatever happens.
+
+`psrl train` and `psrl eval` differ in the work that they give to `run_with_processes`, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from psrl.config.tree import Config
+from psrl.errors import ProcessDiedError, PsrlError
+from psrl.runtime.build import Cluster, make_cluster, start_cluster
+from psrl.runtime.cluster import ray_of
+from psrl.runtime.run_record import RunRecord
+from psrl.runtime.shutdown import StopRequest, stop_cluster
+
+Result = TypeVar("Result")
+Work = Callable[[Cluster, asyncio.Event], Coroutine[Any, Any, None]]
+"""What is done with the live processes; the event says that a stop was requested."""
+
+GRACE_FOR_THE_CAUSE_S = 3.0
+"""When the work fails, a dead process is often the cause; so long the supervisor may take to name it."""
+
+
+async def run_with_processes(config: Config, record: RunRecord, work: Work, *, with_training: bool) -> bool:
+    """Do `work` while every process of the run is up.
+
+    Returns:
+        Whether a stop was requested; `work` was then cut short, or never begun.
+
+    Raises:
+        PsrlError: What failed, by name. It stands in the record's errors; processes and sandboxes are gone.
+    """
+    stop = StopRequest(note=record.note)
+    stop.install()
+    try:
+        record.activity("starting Ray")
+        with ray_of(config, with_training=with_training):
+            stop.install()  # again: Ray takes SIGTERM for itself
+            record.started("Ray")
+            cluster = make_cluster(config, record.folder.logs, with_training=with_training)
+            try:
+                await _start_and_work(cluster, config, record, work, stop.event)
+            finally:
+                record.activity("ending processes")
+                for leftover in await stop_cluster(cluster, deadline_s=config.psrl.deadlines.shutdown_s):
+                    record.note(leftover)
+    except (PsrlError, BaseExceptionGroup) as error:
+        cause = cause_in(error)
+        record.failed(cause)
+        raise cause from error
+    finally:
+        stop.restore()
+    return stop.event.is_set()
+
+
+async def _start_and_work(cluster: Cluster, config: Config, record: RunRecord, work: Work, stop: asyncio.Event) -> None:
+    supervisor = await unless_stopped(start_cluster(cluster, config, progress=record.started), stop)
+    if supervisor is None:
+        return
+    watching = asyncio.create_task(supervisor.run(), name="supervisor")
+    working = asyncio.create_task(work(cluster, stop), name="work")
+    try:
+        done, _ = await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
+        if working in done and working.exception() is not None:
+            await asyncio.wait({watching}, timeout=GRACE_FOR_THE_CAUSE_S)
+        if watching.done():
+            watching.result()
+        working.result()
+    finally:
+        await end_tasks({watching, working}, config.psrl.deadlines.shutdown_s)
+
+
+async def unless_stopped(work: Coroutine[Any, Any, Result], stop: asyncio.Event) -> Result | None:
+    """The result of `work`, or None when a stop was requested first; then `work` is cancelled."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        await end_tasks({working, stopping}, GRACE_FOR_THE_CAUSE_S)
+
+
+async def end_tasks(tasks: set[asyncio.Task[Any]], timeout_s: float) -> None:
+    """Cancel what still runs and wait for its end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks, timeout=timeout_s)
+
+
+def cause_in(error: BaseException) -> PsrlError:
+    """The psrl error inside (groups of) errors; a process's death before anything that followed from it.
+
+    Raises:
+        BaseException: `error` itself, when there is none: a mistake of the programmer's.
+    """
+    leaves = list(leaves_of(error))
+    ours = [leaf for leaf in leaves if isinstance(leaf, PsrlError)]
+    if len(ours) < len(leaves) or not ours:
+        raise error
+    return next((leaf for leaf in ours if isinstance(leaf, ProcessDiedError)), ours[0])
+
+
+def leaves_of(error: BaseException) -> list[BaseException]:
+    """The errors inside nested groups."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves_of(inner)]
+    return [error]
