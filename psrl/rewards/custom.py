@@ -14,8 +14,8 @@ from psrl.types import LoopResult, Score, Task
 
 ACCURACY_NAMES = ("acc", "accuracy")
 """Keys under which a returned dictionary says whether the task was solved."""
-_TURN_END = re.compile(r"(<\|\w{1,32}\|>|</s>)+\s*$")
-"""Tokens that end a turn, which verl's functions do not expect in the text."""
+_LAST_TOKEN = re.compile(r"(<\|\w{1,32}\|>|</s>)\Z")
+_LONGEST_TOKEN = 36
 
 
 @scorers.register("custom")
@@ -34,7 +34,7 @@ class CustomScorer(EpisodeScorer):
         reply = await self._pool.grade(
             {
                 "data_source": task.data_source,
-                "solution_str": "\n".join(_TURN_END.sub("", text) for text in result.turn_texts),
+                "solution_str": "\n".join(without_end_tokens(text) for text in result.turn_texts),
                 "ground_truth": task.ground_truth,
                 "extra_info": {**task.extra_info, "num_turns": len(result.turn_texts)},
             }
@@ -55,6 +55,19 @@ class CustomScorer(EpisodeScorer):
     async def close(self) -> None:
         """Kill the children."""
         await self._pool.close()
+
+
+def without_end_tokens(text: str) -> str:
+    r"""A turn without the tokens that end it, which verl's functions do not expect. In time linear in what is dropped: a policy may
+    write thousands of such tokens.
+
+    Example:
+        without_end_tokens("It is 4.<|im_end|><|endoftext|>\n") is "It is 4.".
+    """
+    end = whole = len(text.rstrip())
+    while (token := _LAST_TOKEN.search(text, max(0, end - _LONGEST_TOKEN), end)) is not None:
+        end = token.start()
+    return text[:end] if end < whole else text
 
 
 def _checked_path(custom: CustomRewardFunctionConfig) -> Path:

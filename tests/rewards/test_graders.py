@@ -14,6 +14,7 @@ from episodes import result, task
 
 from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
 from psrl.errors import ConfigError, RewardError
+from psrl.rewards.custom import without_end_tokens
 from psrl.rewards.math_scorer import BoxChecker
 from psrl.rewards.scorer import build_scorer
 
@@ -157,6 +158,24 @@ def test_a_users_function_gets_verls_arguments_and_may_return_a_number_or_a_dict
 def test_a_users_function_sees_calls_but_no_tokens_that_end_turns(tmp_path):
     turns = result("<tool_call>1</tool_call><|im_end|>", "2<|im_end|>")
     assert with_custom(tmp_path, lambda scorer: scorer.score(task(), turns)).parts == {"is_clean": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "without"),
+    [
+        ("It is 4.<|im_end|>", "It is 4."),
+        ("It is 4.<|im_end|><|endoftext|></s>\n", "It is 4."),
+        ("It is 4. \n", "It is 4. \n"),
+        ("<|im_end|> It is 4.", "<|im_end|> It is 4."),
+        ("a <|im_end|> b<|im_end|>", "a <|im_end|> b"),
+        ("<|" + "x" * 32 + "|>", ""),
+        ("<|im_end|>" * 100_000, ""),
+        ("<|im_end|>" * 100_000 + "x", "<|im_end|>" * 100_000 + "x"),
+    ],
+    ids=range(8),
+)
+def test_tokens_at_the_end_of_a_turn_are_dropped_in_no_time_however_many_there_are(text, without):
+    assert without_end_tokens(text) == without
 
 
 @pytest.mark.parametrize(
