@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from psrl.chat import HfRenderer
-from psrl.datasets.rows import named, read_raw_rows
+from psrl.datasets.rows import message_of, named, read_raw_rows
 from psrl.errors import ConfigError, MessageError, RowError
 from psrl.types import Message, Role, ToolSchema
 
@@ -87,7 +87,7 @@ def load_demonstrations(files: Sequence[str]) -> list[Demonstration]:
 def _demonstration(raw: Any) -> Demonstration:
     if not isinstance(raw, Mapping):
         raise MessageError(f"a row is an object with messages, this is {type(raw).__name__}: {raw!r:.80}")
-    messages = tuple(_message(entry) for entry in raw["messages"])
+    messages = tuple(message_of(entry) for entry in raw["messages"])
     turns = [position for position, message in enumerate(messages) if message.role is Role.ASSISTANT]
     if not turns or turns[0] == 0 or any(after - before == 1 for before, after in pairwise(turns)):
         raise MessageError("a demonstration needs an assistant turn, and other messages before each of them")
@@ -96,11 +96,3 @@ def _demonstration(raw: Any) -> Demonstration:
         for tool in raw.get("tools") or ()
     )
     return Demonstration(messages=messages, tools=tools)
-
-
-def _message(entry: Any) -> Message:
-    if not isinstance(entry, dict):
-        raise MessageError(f"a message is an object with role and content, this is {type(entry).__name__}: {entry!r:.80}")
-    if entry.get("tool_calls"):
-        raise MessageError("write calls as text in the content, exactly as the model should write them, not as tool_calls")
-    return Message.from_openai(entry)

@@ -40,14 +40,15 @@ class LoadedRows:
         return dict(Counter(error.reason for error in self.bad_rows))
 
 
-def load_rows(files: Sequence[str], *, prompt_key: str, max_bad_rows: int, partition: str) -> LoadedRows:
+def load_rows(files: Sequence[str], *, prompt_key: str, max_bad_rows: int, partition: str, num_bad_before: int = 0) -> LoadedRows:
     """Read all rows of all files.
 
     Args:
         files: Parquet or JSONL.
         prompt_key: The column with the messages.
-        max_bad_rows: More bad rows than this refuse the start.
+        max_bad_rows: More bad rows than this, in all partitions together, refuse the start.
         partition: First part of the uids: `train` gives `train-0`, `train-1`, ... by position over all files.
+        num_bad_before: Bad rows of partitions that were read before.
 
     Raises:
         ConfigError: A file is missing or of an unknown kind, too many rows are bad, or no good row is left.
@@ -63,12 +64,13 @@ def load_rows(files: Sequence[str], *, prompt_key: str, max_bad_rows: int, parti
                 bad_rows.append(error)
             position += 1
     loaded = LoadedRows(tasks=tuple(tasks), bad_rows=tuple(bad_rows))
-    if len(bad_rows) > max_bad_rows:
+    if num_bad_before + len(bad_rows) > max_bad_rows:
+        before = f", beside {num_bad_before} in the files before" if num_bad_before else ""
         raise ConfigError(
             key="data.max_bad_rows",
             value=max_bad_rows,
-            rule=f"{len(bad_rows)} of {position} rows cannot be used {loaded.bad_row_counts}: " + named(bad_rows),
-            fix=f"correct the rows, or set data.max_bad_rows={len(bad_rows)} to leave them out",
+            rule=f"{len(bad_rows)} of {position} rows cannot be used{before} {loaded.bad_row_counts}: " + named(bad_rows),
+            fix=f"correct the rows, or set data.max_bad_rows={num_bad_before + len(bad_rows)} to leave them out",
         )
     if not tasks:
         raise ConfigError(
@@ -114,8 +116,8 @@ def _read_parquet(path: Path, key: str) -> Iterator[dict[str, Any]]:
         with pyarrow.parquet.ParquetFile(path) as parquet:
             for batch in parquet.iter_batches(batch_size=BATCH_ROWS):
                 yield from batch.to_pylist()
-    except pyarrow.ArrowInvalid as error:
-        raise ConfigError(key=key, value=str(path), rule=f"is no Parquet file ({error})", fix="make the file again") from error
+    except (pyarrow.ArrowException, OSError) as error:
+        raise ConfigError(key=key, value=str(path), rule=f"cannot be read as Parquet ({error})", fix="make the file again") from error
 
 
 def _json_or_error(line: bytes) -> Any:
@@ -143,7 +145,7 @@ def task_of_row(raw: Any, *, prompt_key: str, source: str, row: int, uid: str) -
     if not isinstance(prompt, list) or not prompt:
         raise refuse("no_prompt", f"column {prompt_key!r} must be a non-empty list of messages, it is {prompt!r:.80}")
     try:
-        messages = tuple(_message(entry) for entry in prompt)
+        messages = tuple(message_of(entry) for entry in prompt)
     except MessageError as error:
         raise refuse("bad_message", str(error)) from error
     if messages[-1].role is Role.ASSISTANT:
@@ -162,9 +164,16 @@ def task_of_row(raw: Any, *, prompt_key: str, source: str, row: int, uid: str) -
     )
 
 
-def _message(entry: Any) -> Message:
+def message_of(entry: Any) -> Message:
+    """One message of a row.
+
+    Raises:
+        MessageError: It is none, or says more than role and content can.
+    """
     if not isinstance(entry, dict):
         raise MessageError(f"a message is an object with role and content, this is {type(entry).__name__}: {entry!r:.80}")
+    if entry.get("tool_calls"):
+        raise MessageError("write calls as text in the content, exactly as the model should write them, not as tool_calls")
     return Message.from_openai(entry)
 
 

@@ -72,7 +72,7 @@ class TaskSource:
         """Go on where another source stopped.
 
         Raises:
-            ConfigError: That source had other data, another seed or another order.
+            ConfigError: That source had another number of tasks, another seed or another order.
         """
         for key, own in (("seed", self._seed), ("shuffle", self._shuffle), ("num_train", len(self._train))):
             if state[key] != own:
@@ -131,8 +131,14 @@ def _loaded(data: DataConfig) -> tuple[LoadedRows, LoadedRows]:
     train = load_rows(data.train_files, prompt_key=data.prompt_key, max_bad_rows=data.max_bad_rows, partition="train")
     if not data.val_files:
         return train, LoadedRows(tasks=(), bad_rows=())
-    left = data.max_bad_rows - len(train.bad_rows)
-    return train, load_rows(data.val_files, prompt_key=data.prompt_key, max_bad_rows=left, partition="val")
+    val = load_rows(
+        data.val_files,
+        prompt_key=data.prompt_key,
+        max_bad_rows=data.max_bad_rows,
+        partition="val",
+        num_bad_before=len(train.bad_rows),
+    )
+    return train, val
 
 
 def _check_lengths(tasks: Sequence[Task], data: DataConfig, prompt_tokens: PromptTokens) -> tuple[list[Task], int]:

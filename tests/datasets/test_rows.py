@@ -67,20 +67,21 @@ def test_bad_rows_are_counted_by_reason_and_left_out_where_allowed(tmp_path):
         {"prompt": [{"role": "wizard", "content": "x"}]},
         {"prompt": [{"role": "user", "content": None}]},
         {"prompt": ["text"]},
+        {"prompt": [{"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]}, *USER]},
         {"prompt": [*USER, {"role": "assistant", "content": "done"}]},
         {"prompt": USER, "extra_info": "text"},
         VERL_ROW,
     ]
-    loaded = load(write_jsonl(tmp_path / "rows.jsonl", rows), max_bad_rows=10)
+    loaded = load(write_jsonl(tmp_path / "rows.jsonl", rows), max_bad_rows=11)
     assert loaded.bad_row_counts == {
         "not_json": 1,
         "not_an_object": 1,
         "no_prompt": 3,
-        "bad_message": 3,
+        "bad_message": 4,
         "ends_with_assistant": 1,
         "bad_field": 1,
     }
-    assert [task.uid for task in loaded.tasks] == ["train-0", "train-11"]
+    assert [task.uid for task in loaded.tasks] == ["train-0", "train-12"]
 
 
 def test_one_bad_row_more_than_allowed_refuses_the_start_and_names_the_rows(tmp_path):
@@ -104,7 +105,7 @@ def test_only_the_first_bad_rows_are_named(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "content", "rule"),
-    [("missing.jsonl", None, "is no file"), ("rows.csv", b"a,b", "ending '.csv'"), ("rows.parquet", b"text", "no Parquet file")],
+    [("missing.jsonl", None, "is no file"), ("rows.csv", b"a,b", "ending '.csv'"), ("rows.parquet", b"text", "cannot be read as Parquet")],
 )
 def test_a_file_that_cannot_be_read_is_refused(tmp_path, name, content, rule):
     if content is not None:

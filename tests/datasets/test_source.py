@@ -1,5 +1,7 @@
 """The order of tasks depends on data, seed and position only."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,6 +102,22 @@ def test_nothing_is_trained_on_when_every_prompt_is_too_long():
 def test_the_number_of_validation_tasks_can_be_bounded():
     it = build_source(generated(val_max_samples=5), prompt_tokens=question_length)
     assert len(it.validation_tasks()) == it.report.num_val == 5
+
+
+def test_bad_rows_of_both_partitions_count_together_and_the_fix_allows_all_of_them(tmp_path):
+    good = {"prompt": [{"role": "user", "content": "Hi"}]}
+    files = {}
+    for name, num_bad in (("train", 2), ("val", 3)):
+        files[name] = tmp_path / f"{name}.jsonl"
+        files[name].write_text("".join(json.dumps(row) + "\n" for row in [good, *[{"prompt": []}] * num_bad]))
+
+    def build(max_bad_rows):
+        data = DataConfig(train_files=[str(files["train"])], val_files=[str(files["val"])], max_bad_rows=max_bad_rows)
+        return build_source(data, prompt_tokens=question_length)
+
+    with pytest.raises(ConfigError, match=r"3 of 4 rows cannot be used, beside 2 .*max_bad_rows=5 to leave them out"):
+        build(4)
+    assert build(5).report.bad_row_counts == {"no_prompt": 5}
 
 
 @pytest.mark.parametrize("data", [DataConfig(), DataConfig(train_files=["a.jsonl"], generator=GeneratorConfig(name="arithmetic"))])
