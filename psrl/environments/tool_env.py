@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from psrl.environments.base import Environment, EnvironmentParts, Info, register_environment
-from psrl.errors import ConfigError, ToolError
+from psrl.errors import ConfigError, EnvironmentFault, ToolError
 from psrl.protocols import Tool, ToolResult
 from psrl.types import Message, ParsedTurn, Role, Task, ToolCall, ToolCallError
 
@@ -57,7 +57,10 @@ class ToolEnvironment(Environment[Sequence[Message], ParsedTurn]):
 
         Raises:
             SandboxError: The place in which a tool runs failed.
+            EnvironmentFault: The action is no parsed turn.
         """
+        if not isinstance(action, ParsedTurn):
+            raise EnvironmentFault(f"tool_env needs the parsed turns of tool_agent_data, got {type(action).__name__}: {action!r:.80}")
         if not action.calls:
             return (), None, True, {}
         answers: list[Message] = []
@@ -92,7 +95,7 @@ async def _call(tool: Tool, arguments: Mapping[str, object]) -> ToolResult:
     try:
         return await tool.call(arguments)
     except ToolError as refusal:
-        return ToolResult(text=f"Error: {refusal}", error_cause="bad_arguments")
+        return ToolResult(text=f"Error: {refusal}", error_cause="tool_error")
 
 
 def head_and_tail(text: str, max_chars: int) -> str:

@@ -33,7 +33,7 @@ ARGUMENT_LINE = re.compile(r"^\s+(\w+)(?: \([^)]*\))?: (.+)$")
 
 
 class FunctionTool(Tool):
-    """A Python function, plain or async, that the policy may call. Plain ones run in a thread."""
+    """A Python function, plain or async, that the policy may call. Plain ones run in a thread, which goes on after a time-out."""
 
     def __init__(self, function: Callable[..., Any], *, name: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """The function's result is shown by `str`; ToolError raised by it is an observation, any other exception is the programmer's."""
@@ -59,7 +59,7 @@ class FunctionTool(Tool):
             return ToolResult(text=problem, error_cause="bad_arguments")
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._timeout_s):
+            async with asyncio.timeout(self._timeout_s) as deadline:
                 if inspect.iscoroutinefunction(self._function):
                     value = await self._function(**arguments)
                 else:
@@ -67,6 +67,8 @@ class FunctionTool(Tool):
         except ToolError as error:
             return ToolResult(text=f"Error: {error}", error_cause="tool_error", run_s=time.monotonic() - started)
         except TimeoutError:
+            if not deadline.expired():  # the function's own, such as that of a connection
+                raise
             text = f"Error: {self._schema.name} did not answer within {self._timeout_s:g} s"
             return ToolResult(text=text, error_cause="timeout", run_s=time.monotonic() - started)
         return ToolResult(text=str(value), run_s=time.monotonic() - started)

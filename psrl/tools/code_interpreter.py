@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from psrl.errors import SandboxUnavailableError
+from psrl.errors import ConfigError, SandboxUnavailableError
 from psrl.protocols import CommandResult, ProgramRunner, Tool, ToolResult
 from psrl.tools.base import problem_with, tools
 from psrl.types import ToolSchema
@@ -37,7 +37,20 @@ class CodeInterpreter(Tool):
     """Runs the policy's programs in a `ProgramRunner`, which other tools may share; so `close` leaves it running."""
 
     def __init__(self, program_runner: ProgramRunner, *, schema: ToolSchema = SCHEMA) -> None:
-        """`schema` renames or describes the tool differently; its one argument must still be `code`."""
+        """`schema` renames or describes the tool differently.
+
+        Raises:
+            ConfigError: Its one argument is not `code`, a required string.
+        """
+        parameters = schema.parameters
+        properties = parameters.get("properties", {})
+        if set(properties) != {"code"} or properties["code"].get("type") != "string" or parameters.get("required") != ["code"]:
+            raise ConfigError(
+                key="tools.tool_schema.parameters",
+                value=parameters,
+                rule="the interpreter takes one argument, `code`",
+                fix="{type: object, properties: {code: {type: string}}, required: [code]}",
+            )
         self._program_runner = program_runner
         self._schema = schema
 

@@ -39,8 +39,8 @@ def load_tools(tool_config_path: str, *, program_runner: ProgramRunner) -> list[
     if not path.is_file():
         raise ConfigError(key=KEY, value=tool_config_path, rule="is no file", fix="give the path of a YAML file with a `tools:` list")
     try:
-        tree = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(key=KEY, value=tool_config_path, rule=f"is not YAML ({error})", fix="correct the file") from error
     if not isinstance(tree, dict) or set(tree) != {"tools"} or not isinstance(tree["tools"], list):
         raise ConfigError(
@@ -102,7 +102,8 @@ def _make(cls: type, settings: dict[str, Any], schema: ToolSchema | None, *, key
 
 def _read_schema(raw: Any, *, key: str) -> ToolSchema:
     function = raw["function"] if isinstance(raw, dict) and "function" in raw else raw
-    if not isinstance(function, dict) or not {"name", "description", "parameters"} <= set(function):
+    kinds = {"name": str, "description": str, "parameters": dict}
+    if not isinstance(function, dict) or not all(isinstance(function.get(part), kind) for part, kind in kinds.items()):
         raise ConfigError(
             key=key, value=raw, rule="is no function schema", fix="{type: function, function: {name, description, parameters}}"
         )

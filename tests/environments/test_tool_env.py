@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from psrl.config.rollout import MultiTurnConfig
 from psrl.environments import EnvironmentParts, build_environment
 from psrl.environments.tool_env import ToolEnvironment, head_and_tail
-from psrl.errors import ConfigError, SandboxError, ToolError
+from psrl.errors import ConfigError, EnvironmentFault, SandboxError, ToolError
 from psrl.protocols import ToolResult
 from psrl.types import Message, ParsedTurn, Role, Task, TaskUid, ToolCall, ToolCallError, ToolSchema
 
@@ -73,7 +73,7 @@ def test_every_call_gets_its_answer_in_order_with_its_id():
         "Error: not run, a turn may make 5 calls at most.",
     ]
     assert (reward, done) == (None, False)
-    errors = {"tool_errors/invalid_json": 1, "tool_errors/unknown_tool": 1, "tool_errors/bad_arguments": 1, "tool_errors/too_many_calls": 1}
+    errors = {"tool_errors/invalid_json": 1, "tool_errors/unknown_tool": 1, "tool_errors/tool_error": 1, "tool_errors/too_many_calls": 1}
     assert info == {"tool_calls": 6, "tool_turns": 1, "tool_queue_s": 0.0, "tool_run_s": 1.0, **errors}
 
 
@@ -90,6 +90,11 @@ def test_a_turn_without_calls_is_the_last():
 def test_a_sandbox_that_fails_is_raised_and_not_shown():
     with pytest.raises(SandboxError, match="no sandbox"):
         step(turn(call(0, a=1, b="boom")))
+
+
+def test_an_action_of_another_agent_data_is_refused_with_the_one_that_fits():
+    with pytest.raises(EnvironmentFault, match="tool_agent_data, got str"):
+        step("a text")
 
 
 def test_two_tools_of_one_name_are_refused():
@@ -112,7 +117,7 @@ def test_a_long_answer_keeps_head_and_tail():
 @given(text=st.text(max_size=300), max_chars=st.integers(min_value=0, max_value=320))
 def test_shortened_text_is_never_longer_than_allowed_and_says_how_much_is_missing(text, max_chars):
     short = head_and_tail(text, max_chars)
-    assert len(short) <= max_chars or short == text
+    assert len(short) <= max_chars
     if len(text) <= max_chars:
         assert short == text
     elif "left out]" in short and "left out]" not in text:

@@ -89,12 +89,22 @@ def test_a_schema_in_the_file_renames_the_interpreter(tmp_path):
         (f"tools: [{{name: {__name__}.triple, config: {{a: 1}}}}]", "neither config nor tool_schema"),
         (f"tools: [{{name: {__name__}.SEARCH_SCHEMA}}]", "neither a tool class nor a function"),
         ("tools: [{name: code_interpreter, tool_schema: {name: x}}]", "is no function schema"),
+        ("tools: [{name: code_interpreter, tool_schema: {name: 3, description: x, parameters: {}}}]", "is no function schema"),
+        ("tools: [{name: code_interpreter, tool_schema: {name: x, description: x, parameters: {}}}]", "takes one argument, `code`"),
+        (f"tools: [{{name: code_interpreter, tool_schema: {SEARCH_SCHEMA}}}]", "takes one argument, `code`"),
     ],
 )
 def test_a_mistake_is_a_config_error_that_names_the_fix(tmp_path, text, part):
     with pytest.raises(ConfigError, match="Fix: ") as caught:
         load(tmp_path, text)
     assert part in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "tools.yaml"
+    path.write_bytes(b"tools: [\xff]")
+    with pytest.raises(ConfigError, match="is not YAML"):
+        load_tools(str(path), program_runner=build_interpreter(SandboxConfig()))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):

@@ -31,6 +31,12 @@ async def wait_for_ever() -> None:
     await asyncio.Event().wait()
 
 
+@tool
+def unreachable() -> None:
+    """Connect to nowhere."""
+    raise TimeoutError("no connection")
+
+
 def call(member, **arguments):
     return asyncio.run(member.call(arguments))
 
@@ -85,6 +91,11 @@ def test_a_refusal_and_a_time_out_are_observations():
     assert call(scale, value=-1).text == "Error: a length is not negative"
     assert call(scale, value=-1).error_cause == "tool_error"
     assert call(wait_for_ever).error_cause == "timeout"
+
+
+def test_a_time_out_inside_a_function_is_not_taken_for_the_tools_own():
+    with pytest.raises(TimeoutError, match="no connection"):
+        call(unreachable)
 
 
 def test_a_function_that_the_model_cannot_be_told_about_is_a_config_error():
