@@ -17,6 +17,7 @@ MIN_FUNCTION_DOCSTRINGS = 0.9
 BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "psrl/agent_loops/base.py": "an episode ends in an outcome whatever the environment or loop raised",
     "psrl/environments/check.py": "whatever an author's environment raises is a finding",
+    "psrl/gateway/turns.py": "a turn that failed for any reason of psrl's own must not be judged as the agent's",
     "psrl/rewards/grading_worker.py": "runs the user's checker in its own process: whatever it raises is the answer",
     "psrl/runtime/doctor.py": "a check reports whatever its part raised, and the next one runs",
     "psrl/runtime/cluster.py": "Ray raises plain Exception when one of its processes does not come up",
