@@ -68,7 +68,10 @@ TurnDone = Callable[[SampledTurn | TurnFailure], None]
 
 
 class EngineCore(Protocol):
-    """An engine without its HTTP face. Methods may be called from any thread; futures end when the engine has done it."""
+    """An engine without its HTTP face. Methods may be called from any thread; futures end when the engine has done it.
+
+    A future of an engine that has failed or is closed ends with EngineError.
+    """
 
     model_name: str
     max_model_len: int
@@ -85,7 +88,10 @@ class EngineCore(Protocol):
         """End these (or all) requests with what they have; how many there were."""
 
     def pause(self, mode: PauseMode, *, clear_cache: bool) -> Future[None]:
-        """Stand still after the running step (with `wait`: after the running requests)."""
+        """Stand still after the running step (with `wait`: after the running requests).
+
+        `keep`, `abort` and `resume` end a `wait` that is still under way: the latest command decides.
+        """
 
     def resume(self) -> Future[None]:
         """Go on."""
@@ -106,4 +112,4 @@ class EngineCore(Protocol):
         """Counts now."""
 
     def close(self) -> None:
-        """End the engine's threads; unfinished requests fail."""
+        """End the engine's threads; unfinished requests fail, and later ones. May be called twice."""

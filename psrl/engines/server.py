@@ -1,19 +1,20 @@
 """The engine contract over HTTP, in front of any `EngineCore`.
 
-Bad input is answered 400 with `{"error": {"message", "field"}}`; a failed engine 500; a client that hangs up aborts its request.
+Bad input is answered 400 with `{"error": {"message", "field"}}`, what would change the sampling and is not known included; a failed
+engine 500; a client that hangs up aborts its request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import orjson
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
@@ -27,6 +28,7 @@ from psrl.types import FinishReason, PolicyVersion, SamplingParams
 COMMAND_TIMEOUT_S = 600.0
 """A pause with `wait` ends with the longest running request."""
 MAX_BODY_BYTES = 64 * 2**20
+SAMPLING_FIELDS = frozenset(("max_tokens", "temperature", "top_p", "top_k", "seed", "stop_token_ids", "logprobs"))
 _own_ids = itertools.count()
 
 Answer = TypeVar("Answer")
@@ -75,11 +77,9 @@ def build_app(core: EngineCore) -> Starlette:
         return PlainTextResponse(prometheus_text(core))
 
     async def pause(request: Request) -> Response:
-        mode = request.query_params.get("mode", PauseMode.ABORT.value)
-        if mode not in set(PauseMode):
-            raise BadRequest("mode", f"mode {mode!r} is not one of {[str(one) for one in PauseMode]}")
-        clear_cache = request.query_params.get("clear_cache", "true").lower() == "true"
-        await _finish(core.pause(PauseMode(mode), clear_cache=clear_cache))
+        mode = _choice(request.query_params, "mode", PauseMode.ABORT, tuple(PauseMode))
+        clear_cache = _choice(request.query_params, "clear_cache", "true", ("true", "false"))
+        await _finish(core.pause(PauseMode(mode), clear_cache=clear_cache == "true"))
         return _json_response({"status": "paused"})
 
     async def resume(_: Request) -> Response:
@@ -88,12 +88,14 @@ def build_app(core: EngineCore) -> Starlette:
 
     async def abort(request: Request) -> Response:
         body = await _json(request)
-        request_ids = body.get("request_ids")
-        if request_ids is None and body.get("abort_all") is not True:
-            raise BadRequest("request_ids", "request_ids must be a list, or abort_all true")
-        if request_ids is not None:
-            request_ids = [own for own in live if own.rpartition("#")[0] in request_ids]
-        return _json_response({"num_aborted": await _finish(core.abort(request_ids))})
+        named = body.get("request_ids")
+        if named is None and body.get("abort_all") is True:
+            return _json_response({"num_aborted": await _finish(core.abort(None))})
+        if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+            raise BadRequest("request_ids", "request_ids must be a list of strings, or abort_all true")
+        wanted = set(named)
+        own_ids = [own for own in live if own.rpartition("#")[0] in wanted]
+        return _json_response({"num_aborted": await _finish(core.abort(own_ids))})
 
     async def reset_cache(_: Request) -> Response:
         await _finish(core.reset_prefix_cache())
@@ -113,9 +115,10 @@ def build_app(core: EngineCore) -> Starlette:
     return Starlette(
         routes=[Route(path, endpoint, methods=[method]) for (method, path), endpoint in routes.items()],
         exception_handlers={
-            BadRequest: lambda _, error: _error(400, str(error), field=error.field),  # type: ignore[attr-defined]
-            EngineError: lambda _, error: _error(400, str(error), field="update_info"),
+            BadRequest: lambda _, error: _error(400, str(error), field=error.field),
+            EngineError: lambda _, error: _error(500, str(error)),
             WeightSyncError: lambda _, error: _error(500, str(error)),
+            ClientDisconnect: lambda *_: Response(status_code=400),  # in the middle of its body: nobody reads this
             TimeoutError: lambda _, error: _error(500, f"command took longer than {COMMAND_TIMEOUT_S:.0f} s"),
         },
     )
@@ -129,7 +132,11 @@ def _weight_routes(core: EngineCore) -> Routes:
         info = (await _json(request)).get("update_info")
         if not isinstance(info, dict):
             raise BadRequest("update_info", "update_info must be a weight manifest")
-        return _json_response(report_json(await _finish(core.stage_weights(manifest_from_json(info)))))
+        try:
+            manifest = manifest_from_json(info)
+        except EngineError as error:
+            raise BadRequest("update_info", str(error)) from error
+        return _json_response(report_json(await _finish(core.stage_weights(manifest))))
 
     async def finish_update(request: Request) -> Response:
         raw = (await _json(request)).get("weight_version")
@@ -148,7 +155,7 @@ def _weight_routes(core: EngineCore) -> Routes:
 def read_turn_request(body: dict[str, Any], core: EngineCore) -> TurnRequest:
     """Check a body of `/generate`; BadRequest names the field."""
     ids = body.get("token_ids")
-    if not isinstance(ids, list) or not ids or not all(type(one) is int for one in ids):
+    if not isinstance(ids, list) or not ids or not _are_integers(ids):
         raise BadRequest("token_ids", "token_ids must be a list of at least one integer")
     if min(ids) < 0 or max(ids) >= core.vocab_size:
         raise BadRequest("token_ids", f"token_ids must lie in 0..{core.vocab_size - 1}, got {min(ids)}..{max(ids)}")
@@ -157,18 +164,22 @@ def read_turn_request(body: dict[str, Any], core: EngineCore) -> TurnRequest:
     params = body.get("sampling_params", {})
     if not isinstance(params, dict):
         raise BadRequest("sampling_params", "sampling_params must be an object")
+    for name in params.keys() - SAMPLING_FIELDS:
+        if params[name] is not None:
+            raise BadRequest(f"sampling_params.{name}", f"{name} is not known here; known: {', '.join(sorted(SAMPLING_FIELDS))}")
+    if params.get("logprobs") not in (None, 0):
+        raise BadRequest("sampling_params.logprobs", f"only the sampled token's logprob is given: 0, got {params['logprobs']!r}")
     stop_ids = params.get("stop_token_ids") or []
-    if not isinstance(stop_ids, list) or not all(type(one) is int for one in stop_ids):
+    if not isinstance(stop_ids, list) or not _are_integers(stop_ids):
         raise BadRequest("sampling_params.stop_token_ids", "must be a list of integers")
     seed = params.get("seed")
     if seed is not None and type(seed) is not int:
         raise BadRequest("sampling_params.seed", f"must be an integer, got {seed!r}")
-    top_k = _number(params, "top_k", 0, low=-1, high=2**31)
     sampling = SamplingParams(
-        max_tokens=int(_number(params, "max_tokens", 16, low=1, high=2**31)),
+        max_tokens=_integer(params, "max_tokens", 16, low=1),
         temperature=_number(params, "temperature", 1.0, low=0, high=100),
         top_p=_number(params, "top_p", 1.0, low=1e-6, high=1),
-        top_k=max(0, int(top_k)),  # -1 turns it off too, as in vLLM
+        top_k=max(0, _integer(params, "top_k", 0, low=-1)),  # -1 turns it off too, as in vLLM
         seed=seed,
         stop_token_ids=tuple(stop_ids),
     )
@@ -200,11 +211,10 @@ def turn_json(request: TurnRequest, turn: SampledTurn) -> dict[str, Any]:
 def version_spans(versions: list[int]) -> list[dict[str, Any]]:
     """Runs of equal versions: [7, 7, 8] -> 0..2 of "7", 2..3 of "8"."""
     spans: list[dict[str, Any]] = []
-    for index, version in enumerate(versions):
-        if spans and spans[-1]["version"] == str(version):
-            spans[-1]["end"] = index + 1
-        else:
-            spans.append({"version": str(version), "start": index, "end": index + 1})
+    end = 0
+    for version, run in itertools.groupby(versions):
+        start, end = end, end + len(list(run))
+        spans.append({"version": str(version), "start": start, "end": end})
     return spans
 
 
@@ -234,15 +244,13 @@ def prometheus_text(core: EngineCore) -> str:
 
 
 async def _run_turn(core: EngineCore, turn_request: TurnRequest, request: Request) -> SampledTurn | TurnFailure:
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[SampledTurn | TurnFailure] = loop.create_future()
-
-    def set_answer(turn: SampledTurn | TurnFailure) -> None:
-        if not answer.done():
-            answer.set_result(turn)
-
-    hung_up = asyncio.create_task(request.receive())  # the body is read: the next message is the disconnect
-    core.submit(turn_request, lambda turn: loop.call_soon_threadsafe(set_answer, turn))
+    done: Future[SampledTurn | TurnFailure] = Future()
+    done.set_running_or_notify_cancel()  # nobody cancels it from here on: the core may always set its result
+    core.submit(turn_request, done.set_result)
+    if done.done():
+        return done.result()
+    answer = asyncio.wrap_future(done)
+    hung_up = asyncio.ensure_future(request.receive())  # the body is read: the next message is the disconnect
     try:
         await asyncio.wait((answer, hung_up), return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
@@ -250,6 +258,8 @@ async def _run_turn(core: EngineCore, turn_request: TurnRequest, request: Reques
         return await asyncio.wait_for(answer, COMMAND_TIMEOUT_S)
     finally:
         hung_up.cancel()
+        if not done.done():
+            core.abort([turn_request.request_id])  # the server stops, or the engine did not end it in time
 
 
 async def _cut_short() -> AsyncIterator[bytes]:
@@ -258,7 +268,8 @@ async def _cut_short() -> AsyncIterator[bytes]:
 
 
 async def _finish(future: Future[Answer]) -> Answer:
-    return await asyncio.wait_for(asyncio.wrap_future(future), COMMAND_TIMEOUT_S)
+    # Shielded: a command given up here stays the core's to end, and its future must not be cancelled under it.
+    return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), COMMAND_TIMEOUT_S)
 
 
 async def _json(request: Request) -> dict[str, Any]:
@@ -280,6 +291,24 @@ def _number(params: dict[str, Any], name: str, default: float, *, low: float, hi
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise BadRequest(f"sampling_params.{name}", f"{name} must be a number in {low}..{high}, got {value!r}")
+    return value
+
+
+def _integer(params: dict[str, Any], name: str, default: int, *, low: int) -> int:
+    value = _number(params, name, default, low=low, high=2**31)
+    if value != int(value):
+        raise BadRequest(f"sampling_params.{name}", f"{name} must be an integer, got {value!r}")
+    return int(value)
+
+
+def _are_integers(values: list[Any]) -> bool:
+    return set(map(type, values)) <= {int}
+
+
+def _choice(params: Mapping[str, str], name: str, default: str, choices: tuple[str, ...]) -> str:
+    value = params.get(name, default)
+    if value not in choices:
+        raise BadRequest(name, f"{name} {value!r} is not one of {[str(one) for one in choices]}")
     return value
 
 

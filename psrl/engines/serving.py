@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import ctypes
 import os
 import signal
@@ -56,7 +57,9 @@ def die_with_parent(parent_pid: int) -> None:
 def serve(core: EngineCore, arguments: argparse.Namespace) -> None:
     """Answer the contract until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    settings = uvicorn.Config(build_app(core), log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=2)
+    settings = uvicorn.Config(
+        build_app(core), log_level="warning", access_log=False, proxy_headers=False, backlog=BACKLOG, timeout_graceful_shutdown=2
+    )
     if arguments.fd is None:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -67,6 +70,19 @@ def serve(core: EngineCore, arguments: argparse.Namespace) -> None:
     host, port = listener.getsockname()[:2]
     print(f"psrl engine {core.model_name}: http://{host}:{port}", flush=True)
     try:
-        uvicorn.Server(settings).run(sockets=[listener])
+        EngineServer(settings, core).run(sockets=[listener])
     finally:
         core.close()
+
+
+class EngineServer(uvicorn.Server):
+    """Ends the engine before the connections, so that turns under way are answered (500) instead of cut."""
+
+    def __init__(self, settings: uvicorn.Config, core: EngineCore) -> None:
+        super().__init__(settings)
+        self._core = core
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called once by uvicorn, after SIGTERM or SIGINT."""
+        await asyncio.to_thread(self._core.close)
+        await super().shutdown(sockets)

@@ -96,6 +96,10 @@ def test_the_context_limit_cuts_a_turn_as_length(engine_url):
         ({"token_ids": [1], "sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
         ({"token_ids": [1], "sampling_params": {"seed": "x"}}, "sampling_params.seed"),
         ({"token_ids": [1], "sampling_params": {"stop_token_ids": [None]}}, "sampling_params.stop_token_ids"),
+        ({"token_ids": [True]}, "token_ids"),
+        ({"token_ids": [1], "sampling_params": {"max_tokens": 1.5}}, "sampling_params.max_tokens"),
+        ({"token_ids": [1], "sampling_params": {"min_p": 0.1}}, "sampling_params.min_p"),
+        ({"token_ids": [1], "sampling_params": {"logprobs": 5}}, "sampling_params.logprobs"),
         ([], "body"),
     ],
 )
@@ -103,6 +107,28 @@ def test_bad_input_is_400_and_names_the_field(engine_url, body, field):
     response = httpx.post(f"{engine_url}/generate", json=body, timeout=10)
     assert response.status_code == 400
     assert response.json()["error"]["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/pause?mode=stop", {}, "mode"),
+        ("/pause?clear_cache=perhaps", {}, "clear_cache"),
+        ("/abort_requests", {}, "request_ids"),
+        ("/abort_requests", {"request_ids": "one"}, "request_ids"),
+        ("/update_weights", {"update_info": {"version": 3}}, "update_info"),
+        ("/finish_weight_update", {"weight_version": 3}, "weight_version"),
+    ],
+)
+def test_a_bad_command_is_400_and_names_the_field(engine_url, path, body, field):
+    response = httpx.post(engine_url + path, json=body, timeout=10)
+    assert (response.status_code, response.json()["error"]["field"]) == (400, field)
+
+
+def test_an_update_that_was_not_staged_is_500_and_says_so(engine_url):
+    response = httpx.post(engine_url + "/finish_weight_update", json={"weight_version": "99"}, timeout=10)
+    assert response.status_code == 500
+    assert "staged is None" in response.json()["error"]["message"]
 
 
 def test_the_routes_that_a_gateway_probes_answer(engine_url):
@@ -208,6 +234,41 @@ def test_a_client_that_hangs_up_frees_the_engine(engine_url):
                 await asyncio.sleep(0)
 
     with_replica(engine_url, body)
+
+
+def test_a_client_that_hangs_up_during_a_pause_frees_the_engine(engine_url):
+    async def body(replica):
+        running = asyncio.create_task(replica.generate(turn(max_tokens=2000)))
+        await until_running(replica, 1)
+        await replica.pause("keep")
+        queued = asyncio.create_task(replica.generate(turn("second")))
+        async with asyncio.timeout(30):
+            while (await replica.metrics())["psrl_engine_waiting"] < 1:
+                await asyncio.sleep(0)
+            for one in (running, queued):
+                one.cancel()
+            await asyncio.gather(running, queued, return_exceptions=True)
+            while (load := await replica.metrics())["psrl_engine_running"] + load["psrl_engine_waiting"] > 0:
+                await asyncio.sleep(0)
+
+    with_replica(engine_url, body)
+
+
+def test_a_later_pause_that_keeps_ends_one_that_waits(engine_url):
+    async def body(replica):
+        running = asyncio.create_task(replica.generate(turn(max_tokens=2000)))
+        await until_running(replica, 1)
+        waiting = asyncio.create_task(replica.pause("wait"))
+        await asyncio.sleep(0)
+        while not waiting.done():
+            await replica.pause("keep")
+        stood_at = (await replica.metrics())["psrl_engine_sampled_tokens_total"]
+        await replica.reset_prefix_cache()  # a command: it runs between two steps, of which there must be none
+        assert (await replica.metrics())["psrl_engine_sampled_tokens_total"] == stood_at
+        await replica.abort()
+        return await running
+
+    assert with_replica(engine_url, body).finish_reason is FinishReason.ABORT
 
 
 def test_thirty_turns_at_once_all_come_back(engine_url):

@@ -95,6 +95,36 @@ def test_stop_ends_the_process_and_may_be_called_twice(tmp_path):
     assert process.poll() is not None
 
 
+def test_an_engine_told_to_end_while_a_turn_runs_ends_without_a_word(tmp_path):
+    process = scripted(tmp_path, {"failure": "hang"})
+
+    async def body(generator):
+        running = asyncio.create_task(generator.generate(request()))
+        while (await generator.replicas[0].metrics())["psrl_engine_running"] < 1:  # noqa: ASYNC110 (another process counts)
+            await asyncio.sleep(0)
+        await asyncio.to_thread(process.stop)
+        with pytest.raises(EngineError, match=r"500.*engine is closed"):
+            await running
+
+    run([process], body, max_attempts=1)
+    assert "Traceback" not in process.last_words()
+
+
+def test_a_client_that_hangs_up_inside_its_body_leaves_no_trace(tmp_path):
+    process = scripted(tmp_path, {"token_ids": [3]})
+
+    async def body(generator):
+        host, port = process.url.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+        await writer.drain()
+        writer.close()
+        return await generator.generate(request())
+
+    assert run([process], body).token_ids == [3, 3, 3, 3]
+    assert "Traceback" not in process.last_words()
+
+
 def test_turns_of_a_session_stay_on_one_replica_and_sessions_spread(tmp_path):
     processes = [scripted(tmp_path / "a", {"token_ids": [10]}), scripted(tmp_path / "b", {"token_ids": [20]})]
 

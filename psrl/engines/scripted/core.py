@@ -1,13 +1,17 @@
 """The scripted engine without its HTTP face: one thread that emits tokens when they are due.
 
-Consumes: requests and commands. Waits for: the next due token, or the inbox. Unblocked by: any submit or command, and `close`.
+Consumes: requests and commands. Waits for: the next due token. Unblocked by: any submit or command, and `close`. A turn without
+latencies is answered inside `submit`.
 Weights are checked as the manifest says (file, size, checksum) and thrown away.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,8 +20,6 @@ from typing import TypeVar
 from psrl.engines.contract import EngineLoad, PauseMode, SampledTurn, TurnDone, TurnFailure, TurnRequest
 from psrl.engines.scripted.script import Script, ScriptedFailure, ScriptedTurn
 from psrl.errors import EngineError, WeightSyncError
-from psrl.parameter_server.layout import checksum, read_tensors
-from psrl.parameter_server.transports.shared_memory import open_version
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.types import FinishReason, PolicyVersion
 
@@ -32,14 +34,21 @@ class PlayedTurn:
 
     request: TurnRequest
     script: ScriptedTurn
+    ids: list[int]
+    """Before they repeat; as many as logprobs."""
+    logprobs: list[float]
     on_done: TurnDone
     due: float
+    """When the next token comes."""
     versions: list[int] = field(default_factory=list)
+    """Of the tokens emitted so far."""
 
-    def tokens(self) -> list[int]:
-        """The ids emitted so far."""
-        ids = self.script.token_ids
-        return [ids[index % len(ids)] for index in range(len(self.versions))]
+    def sampled(self, reason: FinishReason) -> SampledTurn:
+        """What was emitted so far."""
+        count = len(self.versions)
+        repeats = -(-count // len(self.ids)) if count else 0
+        token_ids, logprobs = (self.ids * repeats)[:count], (self.logprobs * repeats)[:count]
+        return SampledTurn(token_ids=token_ids, logprobs=logprobs, versions=self.versions, finish_reason=reason)
 
 
 class ScriptedCore:
@@ -50,8 +59,11 @@ class ScriptedCore:
         self.model_name, self.max_model_len, self.vocab_size = model_name, script.max_model_len, script.vocab_size
         self.failure: str | None = None
         self._script = script
-        self._running: list[PlayedTurn] = []
-        self._queued: list[PlayedTurn] = []
+        self._running: dict[PlayedTurn, None] = {}  # in order of arrival
+        self._queued: dict[PlayedTurn, None] = {}
+        self._due: list[tuple[float, int, PlayedTurn]] = []
+        """Heap of the running turns' next tokens; turns that ended are skipped when their time comes."""
+        self._entries = itertools.count()
         self._num_requests = self._num_prompt = self._num_sampled = 0
         self._report = WeightReport(version=PolicyVersion(0), num_matched=0, num_expected=0, checksum="start")
         self._staged: WeightReport | None = None
@@ -65,16 +77,23 @@ class ScriptedCore:
     def submit(self, request: TurnRequest, on_done: TurnDone) -> None:
         """Queue a request; while paused it waits."""
         with self._wake:
+            if self._is_closing:
+                return on_done(TurnFailure.ERROR)
             try:
                 script = self._script.turn_for(request.token_ids, number=self._num_requests)
             except EngineError:
-                on_done(TurnFailure.ERROR)
-                return
+                return on_done(TurnFailure.ERROR)
             self._num_requests += not script.when_prompt_contains
             self._num_prompt += len(request.token_ids)
-            played = PlayedTurn(request, script, on_done, due=time.monotonic() + script.latency_s)
-            (self._running if self._paused_at is None else self._queued).append(played)
-            self._wake.notify()
+            ids, logprobs = script.answer_to(request.token_ids)
+            played = PlayedTurn(request, script, ids, logprobs, on_done, due=time.monotonic() + script.latency_s)
+            if self._paused_at is not None:
+                self._queued[played] = None
+                return
+            self._running[played] = None
+            self._emit(played, time.monotonic())
+            if self._due and self._due[0][2] is played:
+                self._wake.notify()
 
     def abort(self, request_ids: Sequence[str] | None) -> Future[int]:
         """See the contract."""
@@ -86,7 +105,10 @@ class ScriptedCore:
         with self._wake:
             if mode is PauseMode.ABORT:
                 self._abort(None)
-            self._paused_at = time.monotonic()
+            if mode is not PauseMode.WAIT:
+                self._end_drain()
+            if self._paused_at is None or mode is not PauseMode.WAIT:
+                self._paused_at = time.monotonic()
             if mode is PauseMode.WAIT and self._running:
                 self._drained.append(done)
                 self._wake.notify()
@@ -132,73 +154,89 @@ class ScriptedCore:
             self.failure = "engine is closed"
             self._wake.notify()
         self._thread.join(JOIN_TIMEOUT_S)
-        for played in [*self._running, *self._queued]:
+        unfinished = [*self._running, *self._queued]
+        self._running, self._queued = {}, {}
+        for played in unfinished:
             played.on_done(TurnFailure.ERROR)
 
     def _run(self) -> None:
         with self._wake:
             while not self._is_closing:
-                now = time.monotonic()
-                next_due = now + LONGEST_WAIT_S
+                wait_s = LONGEST_WAIT_S
                 if self._paused_at is None or self._drained:
-                    for played in list(self._running):
-                        self._emit(played, now)
-                        if played.script.failure is not ScriptedFailure.HANG:
-                            next_due = min(next_due, played.due)
-                    self._end_drain()
-                self._wake.wait(max(0.0, next_due - time.monotonic()))
+                    now = time.monotonic()
+                    while self._due and self._due[0][0] <= now:
+                        played = heapq.heappop(self._due)[2]
+                        if played in self._running:
+                            self._emit(played, now)
+                    if not self._running:
+                        self._end_drain()
+                    if self._due:
+                        wait_s = min(wait_s, max(0.0, self._due[0][0] - time.monotonic()))
+                self._wake.wait(wait_s)
 
     def _emit(self, played: PlayedTurn, now: float) -> None:
-        request, script = played.request, played.script
-        if script.failure is ScriptedFailure.HANG or played.due > now:
+        """The tokens that are due; then the turn ends or waits for its next one."""
+        request, script, ids, versions = played.request, played.script, played.ids, played.versions
+        if script.failure is ScriptedFailure.HANG:
             return
-        if script.failure is not None:
-            self._running.remove(played)
-            played.on_done(TurnFailure(script.failure.value))
-            return
+        if script.failure is not None and played.due <= now:
+            del self._running[played]
+            return played.on_done(TurnFailure(script.failure.value))
+        stop_ids, last = request.sampling.stop_token_ids, len(ids) if script.finish_reason is not None else 0
         limit = min(request.sampling.max_tokens, self.max_model_len - len(request.token_ids))
         while played.due <= now:
-            token = script.token_ids[len(played.versions) % len(script.token_ids)]
-            played.versions.append(self._report.version)
+            token = ids[len(versions) % len(ids)]
+            versions.append(self._report.version + bisect_right(script.new_version_at, len(versions)))
             self._num_sampled += 1
             played.due += script.per_token_s
-            if token in request.sampling.stop_token_ids:
+            if token in stop_ids:
                 return self._finish(played, FinishReason.STOP)
-            if len(played.versions) >= limit:
+            if script.finish_reason is not None and len(versions) == last:
+                return self._finish(played, script.finish_reason)
+            if len(versions) >= limit:
                 return self._finish(played, FinishReason.LENGTH)
+        heapq.heappush(self._due, (played.due, next(self._entries), played))
 
     def _finish(self, played: PlayedTurn, reason: FinishReason) -> None:
-        (self._running if played in self._running else self._queued).remove(played)
-        logprobs = [played.script.logprob] * len(played.versions)
-        played.on_done(SampledTurn(token_ids=played.tokens(), logprobs=logprobs, versions=played.versions, finish_reason=reason))
+        del (self._running if played in self._running else self._queued)[played]
+        played.on_done(played.sampled(reason))
 
     def _abort(self, request_ids: Sequence[str] | None) -> int:
         meant = [one for one in [*self._running, *self._queued] if request_ids is None or one.request.request_id in request_ids]
         for played in meant:
             self._finish(played, FinishReason.ABORT)
-        self._end_drain()
+        if not self._running:
+            self._end_drain()
         return len(meant)
 
     def _end_drain(self) -> None:
-        if not self._running:
-            for done in self._drained:
-                done.set_result(None)
-            self._drained.clear()
-
-    def _resume(self) -> None:
-        if self._paused_at is None:
-            return
-        stood_s = time.monotonic() - self._paused_at
-        self._paused_at = None
-        self._running += self._queued
-        self._queued = []
-        for played in self._running:
-            played.due += stood_s
+        """Nothing runs any more, or a later command took the place of the pauses that waited for that."""
         for done in self._drained:
             done.set_result(None)
         self._drained.clear()
 
+    def _resume(self) -> None:
+        if self._paused_at is None:
+            return
+        stood_s = 0.0 if self._drained else time.monotonic() - self._paused_at
+        self._paused_at = None
+        self._end_drain()
+        for played in self._running:
+            played.due += stood_s
+        for played in self._queued:
+            played.due = time.monotonic() + played.script.latency_s
+        self._running |= self._queued
+        self._queued = {}
+        self._due = []
+        for played in list(self._running):
+            self._emit(played, time.monotonic())
+
     def _stage(self, manifest: WeightManifest) -> WeightReport:
+        # Imported by the first update: torch would take most of an engine's start and of its memory.
+        from psrl.parameter_server.layout import checksum, read_tensors
+        from psrl.parameter_server.transports.shared_memory import open_version
+
         self._staged = None
         buffer = open_version(manifest)
         found = checksum(buffer)

@@ -4,15 +4,18 @@ Example of a file:
     {"vocab_size": 512, "max_model_len": 1024, "turns": [
         {"when_prompt_contains": [7, 8], "token_ids": [40, 41, 2], "latency_s": 0.1, "per_token_s": 0.005},
         {"failure": "error"},
-        {"token_ids": [5, 6, 2]}]}
+        {"token_ids": [5, 6, 2], "new_version_at": [1], "finish_reason": "length"},
+        {"random": {"low": 3, "high": 512, "min_tokens": 1, "max_tokens": 40, "last_ids": [2]}, "finish_reason": "stop"}]}
 
 Turns with `when_prompt_contains` answer every prompt that has these ids in a row, the first that fits; the others answer the
-remaining requests in turn, over and over. The ids of a turn repeat until a stop id or max_tokens.
+remaining requests in turn, over and over (with `"by_prompt": true` the prompt chooses among them, so that the same prompt always
+gets the same answer, whatever else is asked). The ids of a turn repeat until a stop id or max_tokens, unless it has a finish reason.
 """
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -20,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from psrl.errors import EngineError
+from psrl.types import FinishReason
+
+LOWEST_LOGPROB = -8.0
 
 
 class ScriptedFailure(StrEnum):
@@ -34,17 +40,64 @@ class ScriptedFailure(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RandomIds:
+    """Ids and logprobs drawn from the prompt: the same prompt gets the same ones, in every process."""
+
+    low: int
+    high: int
+    """First id above the range."""
+    min_tokens: int = 1
+    max_tokens: int
+    """Most ids before the last one."""
+    last_ids: tuple[int, ...] = ()
+    """One of them is put at the end, such as a stop id; none: the turn ends with a drawn id."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.low < self.high and 1 <= self.min_tokens <= self.max_tokens):
+            raise ValueError(f"random needs 0 <= low < high and 1 <= min_tokens <= max_tokens, got {self}")
+
+    def draw(self, prompt: Sequence[int]) -> tuple[list[int], list[float]]:
+        """(ids [S], logprobs [S])."""
+        draw = random.Random(hash((self.seed, tuple(prompt))))
+        ids = draw.choices(range(self.low, self.high), k=draw.randint(self.min_tokens, self.max_tokens))
+        if self.last_ids:
+            ids.append(draw.choice(self.last_ids))
+        return ids, [LOWEST_LOGPROB * draw.random() for _ in ids]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptedTurn:
     """One answer."""
 
     token_ids: tuple[int, ...] = ()
+    random: RandomIds | None = None
+    """Instead of token_ids."""
     logprob: float = -0.5
-    """Of every token."""
+    """Of every one of token_ids."""
     latency_s: float = 0.0
     """Before the first token."""
     per_token_s: float = 0.0
+    finish_reason: FinishReason | None = None
+    """How the turn ends after its last id; None repeats the ids."""
+    new_version_at: tuple[int, ...] = ()
+    """Ascending: from each of these tokens on, the version is marked one higher than the weights served."""
     failure: ScriptedFailure | None = None
     when_prompt_contains: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.token_ids and self.random is None and self.failure is None:
+            raise ValueError("a turn needs token_ids, random or a failure")
+        if self.token_ids and self.random is not None:
+            raise ValueError("a turn has either token_ids or random")
+        if list(self.new_version_at) != sorted(self.new_version_at):
+            raise ValueError(f"new_version_at must ascend, got {list(self.new_version_at)}")
+
+    def answer_to(self, prompt: Sequence[int]) -> tuple[list[int], list[float]]:
+        """(ids [S], logprobs [S]) before they repeat."""
+        if self.random is not None:
+            return self.random.draw(prompt)
+        return list(self.token_ids), [self.logprob] * len(self.token_ids)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +107,7 @@ class Script:
     turns: tuple[ScriptedTurn, ...]
     vocab_size: int = 1_000_000
     max_model_len: int = 1_000_000
+    by_prompt: bool = False
     _fitted: tuple[ScriptedTurn, ...] = field(init=False)
     _cycle: tuple[ScriptedTurn, ...] = field(init=False)
 
@@ -61,18 +115,19 @@ class Script:
         object.__setattr__(self, "_fitted", tuple(turn for turn in self.turns if turn.when_prompt_contains))
         object.__setattr__(self, "_cycle", tuple(turn for turn in self.turns if not turn.when_prompt_contains))
 
-    def turn_for(self, prompt: Sequence[int], *, number: int) -> ScriptedTurn:
+    def turn_for(self, prompt: list[int], *, number: int) -> ScriptedTurn:
         """The answer of the `number`-th request (from 0) that no condition fits.
 
         Raises:
             EngineError: The script has no turn for it.
         """
         for turn in self._fitted:
-            wanted = list(turn.when_prompt_contains)
-            if any(list(prompt[start : start + len(wanted)]) == wanted for start in range(len(prompt) - len(wanted) + 1)):
+            if _contains(prompt, turn.when_prompt_contains):
                 return turn
         if not self._cycle:
             raise EngineError("the script has no turn for this prompt")
+        if self.by_prompt:
+            return random.Random(hash(tuple(prompt))).choice(self._cycle)
         return self._cycle[number % len(self._cycle)]
 
 
@@ -80,13 +135,13 @@ def read_script(path: Path) -> Script:
     """Read a script file.
 
     Raises:
-        EngineError: It is not JSON, or has an unknown field or an empty turn.
+        EngineError: It is not JSON, has an unknown field, or a turn that says nothing.
     """
     try:
         raw = json.loads(path.read_text())
         turns = tuple(_turn(entry) for entry in raw.pop("turns"))
         return Script(turns=turns, **raw)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise EngineError(f"script {path} cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -94,15 +149,21 @@ def _turn(raw: dict[str, Any]) -> ScriptedTurn:
     unknown = set(raw) - {one.name for one in fields(ScriptedTurn)}
     if unknown:
         raise ValueError(f"unknown fields {sorted(unknown)}")
-    failure = ScriptedFailure(raw["failure"]) if raw.get("failure") else None
-    turn = ScriptedTurn(
-        **{
-            **raw,
-            "failure": failure,
-            "token_ids": tuple(raw.get("token_ids", ())),
-            "when_prompt_contains": tuple(raw.get("when_prompt_contains", ())),
-        }
-    )
-    if not turn.token_ids and failure is None:
-        raise ValueError("a turn needs token_ids or a failure")
-    return turn
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in raw.items()}
+    if raw.get("failure") is not None:
+        values["failure"] = ScriptedFailure(raw["failure"])
+    if raw.get("finish_reason") is not None:
+        values["finish_reason"] = FinishReason(raw["finish_reason"])
+    if raw.get("random") is not None:
+        values["random"] = RandomIds(**raw["random"] | {"last_ids": tuple(raw["random"].get("last_ids", ()))})
+    return ScriptedTurn(**values)
+
+
+def _contains(prompt: list[int], wanted: tuple[int, ...]) -> bool:
+    start = 0
+    for _ in range(prompt.count(wanted[0])):
+        start = prompt.index(wanted[0], start)
+        if tuple(prompt[start : start + len(wanted)]) == wanted:
+            return True
+        start += 1
+    return False

@@ -26,7 +26,7 @@ from psrl.engines.torch.sampling import sample, uniforms
 from psrl.engines.torch.slots import MIN_SHARED_TOKENS, SlotTable, allocate_cache
 from psrl.engines.torch.update import WeightUpdate
 from psrl.engines.torch.weights import Weights
-from psrl.errors import WeightSyncError
+from psrl.errors import EngineError, WeightSyncError
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.types import FinishReason, PolicyVersion
 
@@ -108,6 +108,8 @@ class TorchCore:
         def begin() -> None:
             if mode is PauseMode.ABORT:
                 self._abort(None)
+            if mode is not PauseMode.WAIT:
+                self._end_drain()
             self._is_paused = True
             if mode is PauseMode.WAIT and self._running:
                 self._drained.append(done)
@@ -116,7 +118,7 @@ class TorchCore:
             if clear_cache:
                 self._slots.clear_idle()
 
-        self._post(begin, refused=lambda: done.set_exception(RuntimeError(self.failure or "engine is closed")))
+        self._post(begin, refused=lambda: done.set_exception(EngineError(self.failure or "engine is closed")))
         return done
 
     def resume(self) -> Future[None]:
@@ -124,9 +126,7 @@ class TorchCore:
 
         def go_on() -> None:
             self._is_paused = False
-            for done in self._drained:
-                done.set_result(None)
-            self._drained.clear()
+            self._end_drain()
 
         return self._command(go_on)
 
@@ -182,7 +182,7 @@ class TorchCore:
             for sequence in [*self._running, *self._waiting]:
                 sequence.on_done(TurnFailure.ERROR)
             for done in self._drained:
-                done.set_exception(RuntimeError(self.failure))
+                done.set_exception(EngineError(self.failure))
 
     def _take_inbox(self) -> bool:
         """Run the commands that came; waits while nothing can run. False when closing."""
@@ -215,10 +215,8 @@ class TorchCore:
             self._sample(self._forward.logits(batch), sampled_slots)
         else:
             self._forward.logits(batch)
-        if self._drained and not self._running:
-            for done in self._drained:
-                done.set_result(None)
-            self._drained.clear()
+        if not self._running:
+            self._end_drain()
 
     def _admit(self) -> None:
         held_back: list[Running] = []
@@ -288,7 +286,7 @@ class TorchCore:
                 return np.array(order)
             self._slots.swap(front, back)
             for row in (order, self._running):
-                row[front], row[back] = row[back], row[front]  # type: ignore[index]
+                row[front], row[back] = row[back], row[front]
 
     def _sample(self, logits: torch.Tensor, rows: np.ndarray) -> None:
         slots = self._slots
@@ -346,10 +344,14 @@ class TorchCore:
         for sequence in queued:
             sequence.on_done(SampledTurn(finish_reason=FinishReason.ABORT))
         if not self._running:
-            for done in self._drained:
-                done.set_result(None)
-            self._drained.clear()
+            self._end_drain()
         return len(aborted) + len(queued)
+
+    def _end_drain(self) -> None:
+        """Nothing runs any more, or a later command took the place of the pauses that waited for that."""
+        for done in self._drained:
+            done.set_result(None)
+        self._drained.clear()
 
     def _commit(self, version: PolicyVersion) -> WeightReport:
         report = self._update.commit(version)
@@ -370,8 +372,10 @@ class TorchCore:
         def run() -> None:
             try:
                 done.set_result(work())
-            except (WeightSyncError, RuntimeError, ValueError) as error:
+            except WeightSyncError as error:
                 done.set_exception(error)
+            except (RuntimeError, ValueError) as error:  # torch's, such as memory that runs out
+                done.set_exception(EngineError(f"{type(error).__name__}: {error}"))
 
-        self._post(run, refused=lambda: done.set_exception(RuntimeError(self.failure or "engine is closed")))
+        self._post(run, refused=lambda: done.set_exception(EngineError(self.failure or "engine is closed")))
         return done

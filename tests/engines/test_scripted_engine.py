@@ -1,0 +1,141 @@
+"""What the scripted engine adds to the contract: answers that a script chooses, the same for the same prompt."""
+
+import json
+import queue
+
+import pytest
+
+from psrl.engines.contract import PauseMode, TurnRequest
+from psrl.engines.scripted.core import ScriptedCore
+from psrl.engines.scripted.script import read_script
+from psrl.errors import EngineError
+from psrl.types import FinishReason, SamplingParams
+
+WAIT_S = 30
+FUZZ = {"random": {"low": 10, "high": 500, "min_tokens": 2, "max_tokens": 30, "last_ids": [2, 3]}}
+
+
+@pytest.fixture
+def core_of(tmp_path):
+    cores = []
+
+    def make(*turns, **script):
+        (tmp_path / "script.json").write_text(json.dumps({"turns": list(turns), **script}))
+        cores.append(ScriptedCore(read_script(tmp_path / "script.json")))
+        return cores[-1]
+
+    yield make
+    for core in cores:
+        core.close()
+
+
+def submit(core, prompt, **sampling):
+    box = queue.Queue()
+    params = SamplingParams(**{"max_tokens": 64} | sampling)
+    core.submit(TurnRequest(request_id="r", token_ids=list(prompt), sampling=params), box.put)
+    return box
+
+
+def answer(core, prompt, **sampling):
+    return submit(core, prompt, **sampling).get(timeout=WAIT_S)
+
+
+def test_random_ids_depend_on_the_prompt_alone_and_differ_between_prompts(core_of):
+    turn = FUZZ | {"finish_reason": "stop"}
+    first, second = core_of(turn), core_of(turn)
+    prompts = [[n, n + 1] for n in range(200)]
+    answers = [answer(first, prompt) for prompt in prompts]
+    assert [answer(second, prompt) for prompt in reversed(prompts)] == answers[::-1]
+    assert len({tuple(one.token_ids) for one in answers}) == 200
+    for one in answers:
+        *drawn, last = one.token_ids
+        assert 2 <= len(drawn) <= 30
+        assert all(10 <= token < 500 for token in drawn)
+        assert last in (2, 3)
+        assert one.finish_reason is FinishReason.STOP
+        assert len(set(one.logprobs)) == len(one.logprobs) == len(one.token_ids)
+        assert all(-8 <= logprob <= 0 for logprob in one.logprobs)
+
+
+def test_another_seed_draws_other_ids(core_of):
+    turns = [FUZZ | {"random": FUZZ["random"] | {"seed": seed}, "finish_reason": "stop"} for seed in (1, 2)]
+    assert answer(core_of(turns[0]), [1, 2]).token_ids != answer(core_of(turns[1]), [1, 2]).token_ids
+
+
+def test_the_prompt_chooses_the_turn_whatever_the_order_of_requests(core_of):
+    turns = [{"token_ids": [n], "finish_reason": "stop"} for n in range(10, 15)]
+    first, second = core_of(*turns, by_prompt=True), core_of(*turns, by_prompt=True)
+    prompts = [[n] for n in range(50)]
+    chosen = [answer(first, prompt).token_ids for prompt in prompts]
+    assert [answer(second, prompt).token_ids for prompt in reversed(prompts)] == chosen[::-1]
+    assert {ids[0] for ids in chosen} == {10, 11, 12, 13, 14}
+
+
+@pytest.mark.parametrize("reason", list(FinishReason))
+def test_a_turn_ends_after_its_last_id_with_the_reason_of_the_script(core_of, reason):
+    turn = answer(core_of({"token_ids": [7, 8, 9], "finish_reason": reason.value}), [1])
+    assert (turn.token_ids, turn.finish_reason) == ([7, 8, 9], reason)
+
+
+def test_max_tokens_and_stop_ids_cut_a_turn_before_its_own_end(core_of):
+    core = core_of({"token_ids": [7, 8, 9], "finish_reason": "abort"})
+    cut, stopped = answer(core, [1], max_tokens=2), answer(core, [1], stop_token_ids=(8,))
+    assert (cut.token_ids, cut.finish_reason) == ([7, 8], FinishReason.LENGTH)
+    assert (stopped.token_ids, stopped.finish_reason) == ([7, 8], FinishReason.STOP)
+
+
+def test_versions_rise_inside_a_turn_where_the_script_says(core_of):
+    turn = answer(core_of({"token_ids": [5, 6], "new_version_at": [1, 4]}), [1], max_tokens=6)
+    assert turn.token_ids == [5, 6, 5, 6, 5, 6]
+    assert turn.versions == [0, 1, 1, 1, 2, 2]
+
+
+def test_a_condition_needs_all_of_its_ids_in_a_row(core_of):
+    core = core_of({"when_prompt_contains": [7, 7, 8], "token_ids": [1]}, {"token_ids": [2]})
+    prompts = ([7, 7, 7, 8], [7, 8, 7, 7], [7, 7, 8], [8])
+    assert [answer(core, prompt, max_tokens=1).token_ids for prompt in prompts] == [[1], [2], [1], [2]]
+
+
+def test_a_turn_that_takes_time_keeps_its_pace_beside_those_that_do_not(core_of):
+    core = core_of({"when_prompt_contains": [9], "token_ids": [1], "per_token_s": 0.001}, {"token_ids": [2]})
+    slow = [submit(core, [9], max_tokens=20) for _ in range(30)]
+    assert answer(core, [1], max_tokens=3).token_ids == [2, 2, 2]
+    assert [one.get(timeout=WAIT_S).token_ids for one in slow] == [[1] * 20] * 30
+
+
+def test_a_pause_that_keeps_ends_one_that_waits(core_of):
+    core = core_of({"token_ids": [1], "per_token_s": 0.001})
+    running = submit(core, [1], max_tokens=10**6)
+    waiting = core.pause(PauseMode.WAIT, clear_cache=False)
+    assert not waiting.done()
+    core.pause(PauseMode.KEEP, clear_cache=False).result(WAIT_S)
+    waiting.result(WAIT_S)
+    stood_at = core.load().num_sampled_tokens
+    assert core.abort(None).result(WAIT_S) == 1
+    assert len(running.get(timeout=WAIT_S).token_ids) == stood_at
+
+
+def test_closing_fails_what_runs_waits_or_comes_later(core_of):
+    core = core_of({"failure": "hang"})
+    running = submit(core, [1])
+    core.pause(PauseMode.KEEP, clear_cache=False).result(WAIT_S)
+    queued = submit(core, [1])
+    core.close()
+    assert [box.get(timeout=WAIT_S).value for box in (running, queued, submit(core, [1]))] == ["error"] * 3
+
+
+@pytest.mark.parametrize(
+    ("turn", "cause"),
+    [
+        ({}, "needs token_ids, random or a failure"),
+        ({"token_ids": [1], **FUZZ}, "either token_ids or random"),
+        ({"random": {"low": 5, "high": 5, "max_tokens": 3}}, "low < high"),
+        ({"random": {"low": 5, "high": 6, "max_tokens": 3, "what": 1}}, "what"),
+        ({"token_ids": [1], "finish_reason": "done"}, "done"),
+        ({"token_ids": [1], "new_version_at": [3, 1]}, "ascend"),
+        ({"token_idz": [1]}, "token_idz"),
+    ],
+)
+def test_a_script_that_means_nothing_is_refused_with_its_cause(core_of, turn, cause):
+    with pytest.raises(EngineError, match=cause):
+        core_of(turn)
