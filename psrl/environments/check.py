@@ -176,6 +176,8 @@ class _Checker:
         done, _ = await asyncio.wait({step}, timeout=self._timeout_s)
         if not done:
             self._find("cancellation", task, f"a cancelled step went on for {self._timeout_s:g} s; do not catch asyncio.CancelledError")
+        elif not step.cancelled():
+            step.exception()  # Retrieved: what a step raises while it is cancelled is not asked for.
         await self._call(task, "close after a cancelled step", cancelled.close())
 
     async def _check_steps_at_wrong_times(self, task: Task, actions: list[Any]) -> None:
