@@ -5,6 +5,7 @@ A dialect knows one API's JSON and nothing of tokens, trees or engines. All dial
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -113,3 +114,9 @@ class Dialect(Protocol):
     @property
     def keep_alive(self) -> bytes:
         """An event that clients skip, sent while a turn is sampled; it also finds out whether the client is still there."""
+
+
+def server_sent_event(data: Any, *, name: str | None = None) -> bytes:
+    """One event of a stream. ASCII only: some clients take U+2028 and its like for ends of lines."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data)}\n\n".encode()
