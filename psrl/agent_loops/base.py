@@ -18,11 +18,11 @@ from typing import TypeVar
 
 from psrl.agent_loops.deadline import OutOfTimeError
 from psrl.config.rollout import RolloutConfig
-from psrl.errors import AgentError
+from psrl.errors import AgentError, PsrlError
 from psrl.protocols import AgentLoop, Generator, Renderer, Tool
 from psrl.registry import Registry
 from psrl.session_client.client import SessionClient
-from psrl.types import Outcome
+from psrl.types import AgentSampling, Outcome
 
 __all__ = ["AgentLoop", "Failure", "LoopParts", "agent_loops", "build_agent_loop", "failure_or", "register_agent_loop"]
 
@@ -41,6 +41,8 @@ class LoopParts:
     rollout: RolloutConfig
     sessions: SessionClient | None = None
     """The run's gateway; None in a run that has none, which only loops with sessions mind."""
+    agent_sampling: AgentSampling = AgentSampling.OVERRIDE
+    """`psrl.rollout_gateway.agent_sampling`: what becomes of an agent's own sampling parameters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,17 +70,20 @@ def build_agent_loop(name: str, parts: LoopParts) -> AgentLoop:
     return agent_loops.resolve(name)(parts)
 
 
-async def failure_or(work: Awaitable[T]) -> T | Failure:
-    """The boundary of an episode: what `work` gives, or what its exception means. Cancellation passes through."""
+async def failure_or(work: Awaitable[T], *, of_others: Outcome = Outcome.INFRA_ERROR) -> T | Failure:
+    """The boundary of an episode: what `work` gives, or what its exception means. Cancellation passes through.
+
+    `of_others` is the outcome of an exception that is not psrl's own.
+    """
     try:
         return await work
     except Exception as error:  # noqa: BLE001 an episode ends in an outcome whatever a user's environment raised
-        return _failure_of(error)
+        return _failure_of(error, of_others)
 
 
-def _failure_of(error: Exception) -> Failure:
+def _failure_of(error: Exception, of_others: Outcome) -> Failure:
     name = type(error).__name__
-    outcome = Outcome.INFRA_ERROR
+    outcome = Outcome.INFRA_ERROR if isinstance(error, PsrlError) else of_others
     if isinstance(error, OutOfTimeError):
         outcome = Outcome.TIMEOUT
     elif isinstance(error, AgentError):

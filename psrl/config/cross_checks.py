@@ -37,6 +37,8 @@ SHARED_ROLLOUT_KEYS = (
 )
 """Properties of processes that training and validation share: one value for both."""
 
+ENVIRONMENT_LOOPS = ("multi_turn_agent", "multi_turn_completion_agent")
+"""Loops that play an environment, so that an episode has one branch."""
 SHIPPED_NAMES: dict[str, tuple[str, ...]] = {
     "algorithm.adv_estimator": ("grpo",),
     "train_actor_rollout_ref.actor.policy_loss": ("ppo_clip",),
@@ -47,7 +49,7 @@ SHIPPED_NAMES: dict[str, tuple[str, ...]] = {
         for rollout in ROLLOUTS
         for key, names in (
             ("multi_turn.format", ("hermes",)),
-            ("agent.default_agent_loop", ("generate_only_agent", "multi_turn_agent")),
+            ("agent.default_agent_loop", ("generate_only_agent", *ENVIRONMENT_LOOPS)),
             ("agent.env.name", ("single_turn", "tool_env")),
             ("agent.data.name", ("conversation", "tool_agent_data")),
         )
@@ -287,11 +289,14 @@ def _check_rollout(config: Config, key: str) -> None:
         because, fix = f"{key}.agent.default_agent_loop=generate_only_agent", f"set {key}.agent.default_agent_loop=multi_turn_agent"
         if turns.enable:
             _refuse(config, f"{key}.multi_turn.enable", f"has no effect while {because}: that loop takes one turn", fix)
-    if agent.default_agent_loop == "multi_turn_agent":
+    if agent.default_agent_loop in ("generate_only_agent", *ENVIRONMENT_LOOPS):
+        because, fix = f"{key}.agent.default_agent_loop={agent.default_agent_loop}", "choose a loop of an agent with branches"
+        _refuse_dead(config, [f"{key}.agent.branch_reward"], because=because, fix=fix)
+    if agent.default_agent_loop in ENVIRONMENT_LOOPS:
         for part in ("env", "data"):
             if not value_at(config, f"{key}.agent.{part}.name"):
                 example = {"env": "tool_env", "data": "tool_agent_data"}[part]
-                rule = "multi_turn_agent plays an environment through a data adapter: both must be named"
+                rule = f"{agent.default_agent_loop} plays an environment through a data adapter: both must be named"
                 _refuse(config, f"{key}.agent.{part}.name", rule, f"set {key}.agent.{part}.name={example}")
     if turns.max_tokens_per_turn > rollout.response_length:
         rule = f"is more than a whole trajectory ({key}.response_length={rollout.response_length})"

@@ -63,7 +63,7 @@ _ROLLOUT_BOUNDS = {
     "agent.episode_timeout_s": SECONDS,
     "agent.step_timeout_s": SECONDS,
 }
-_ROLLOUT_CHOICES = {"device": ("auto", "cpu", "cuda")}
+_ROLLOUT_CHOICES = {"device": ("auto", "cpu", "cuda"), "agent.branch_reward": ("shared", "last")}
 ROLLOUTS = ("gen_actor_rollout_ref.rollout", "train_actor_rollout_ref.rollout")
 
 _ACTOR = "train_actor_rollout_ref.actor"

@@ -40,6 +40,9 @@ class AgentConfig:
     """Agent worker processes."""
     agent_loop_config_path: str | None = None
     """YAML with settings of the agent program, for black-box loops."""
+    branch_reward: str = "shared"
+    """Of a session with branches (sub-agents, a rewritten history): each carries the episode's reward (`shared`), or only the
+    branch of the last turn is trained on (`last`)."""
     max_concurrent_episodes: int = 256
     """Per worker."""
     episode_timeout_s: float = 300.0
