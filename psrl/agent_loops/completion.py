@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -53,8 +54,9 @@ class SessionTurns(TurnSource):
         body: dict[str, Any] = {"model": "psrl", "messages": self._conversation, "max_tokens": max_tokens, "return_token_ids": True}
         if self._tools:
             body["tools"] = self._tools
+        began = time.monotonic()
         answer = await self._sessions.chat(self._address, body, timeout_s=self._timeout_s)
-        generation = generation_of(answer)
+        generation = generation_of(answer, latency_s=time.monotonic() - began)
         self._conversation.append(answer["choices"][0]["message"])
         return generation
 

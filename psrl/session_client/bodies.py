@@ -103,21 +103,25 @@ def record_from_json(raw: Any) -> SessionRecord:
         raise GatewayError(f"the gateway's record cannot be read: {type(error).__name__}: {error}") from error
 
 
-def generation_to_json(generation: Generation) -> dict[str, Any]:
-    """What `return_token_ids` asks for: `choices[0].psrl` of a chat completion."""
-    return dataclasses.asdict(generation)
-
-
-def generation_of(answer: Any) -> Generation:
+def generation_of(answer: Any, *, latency_s: float) -> Generation:
     """What was sampled, from a chat completion that was asked to `return_token_ids`.
 
     Raises:
         GatewayError: It does not say.
     """
     try:
-        fields = dict(answer["choices"][0]["psrl"])
-        return Generation(**{**fields, "finish_reason": FinishReason(fields["finish_reason"])})
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+        choice, usage = answer["choices"][0], answer["usage"]
+        is_cut = choice["finish_reason"] == "length"
+        return Generation(
+            token_ids=list(choice["token_ids"]),
+            logprobs=list(choice["token_logprobs"]),
+            policy_versions=list(choice["policy_versions"]),
+            finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
+            latency_s=latency_s,
+        )
+    except (KeyError, IndexError, TypeError) as error:
         raise GatewayError(f"the gateway gave no ids of a turn: {type(error).__name__}: {error} in {answer!r:.300}") from error
 
 
