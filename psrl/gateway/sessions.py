@@ -10,11 +10,12 @@ import asyncio
 import hmac
 import secrets
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from psrl.errors import SessionRequestError
+from psrl.gateway.dialects.fields import ReadBefore
 from psrl.gateway.tito import SessionTree, Turn
 from psrl.protocols import Renderer
 from psrl.types import Message, Outcome, SessionId, SessionRecord, SessionSpec
@@ -35,6 +36,8 @@ class Session:
         self.spec = spec
         self.api_key = secrets.token_urlsafe(SECRET_BYTES)
         self.tree = SessionTree(renderer)
+        self.read_before: defaultdict[str, ReadBefore] = defaultdict(ReadBefore)
+        """By the dialect's path."""
         self.counts: Counter[str] = Counter()
         self.num_turns_begun = 0
         """Numbers given out; a turn's seed derives from its number."""
@@ -93,16 +96,17 @@ class Session:
         turns = self.tree.turns
         branch: list[Turn] = turns[-1].path() if turns else []
         messages: list[Message] = turns[-1].conversation() if turns else []
+        trajectories = self.tree.trajectories(self.spec.uid)
         return SessionRecord(
             id=self.id,
             uid=self.spec.uid,
-            trajectories=self.tree.trajectories(self.spec.uid),
+            trajectories=trajectories,
             messages=tuple(messages),
             turn_texts=tuple(turn.text for turn in branch),
             num_turns=len(turns),
             end=self.end,
             error=self.error,
-            counts={name: float(value) for name, value in self.counts.items()},
+            counts={**{name: float(value) for name, value in self.counts.items()}, "branches": float(max(0, len(trajectories) - 1))},
             generation_s=self.generation_s,
         )
 

@@ -34,6 +34,8 @@ class Turn:
     """Messages between the parent's answer and this turn; the whole conversation where there is no parent."""
     answer: Message
     """What the agent was given."""
+    echo: Message | None = None
+    """How the agent sent it back, as last seen: known again without comparing."""
     text: str
     """The decoded turn, for people."""
     observation_ids: list[int]  # [O]
@@ -71,12 +73,10 @@ class Branch:
     observation_ids: list[int]  # [O]
     context_ids: list[int]  # [P]
     num_first_prompt: int
-    is_continuation: bool
-    """Whether it continues a leaf; else the session gets one more branch."""
 
 
 class SessionTree:
-    """The turns of one session. Not safe for threads but for `place`, which changes nothing."""
+    """The turns of one session. `place` may run in another thread; `capture` and the rest run in one."""
 
     def __init__(self, renderer: Renderer) -> None:
         """The renderer is shared."""
@@ -109,7 +109,10 @@ class SessionTree:
             if all(message.role is not Role.ASSISTANT for message in following):
                 raise
             return self._anew(tuple(messages), tools)  # the template can't continue with a message that the agent wrote itself
-        context = [token for turn in known.path() for part in (turn.observation_ids, turn.generation.token_ids) for token in part]
+        context: list[int] = []
+        for turn in known.path():
+            context += turn.observation_ids
+            context += turn.generation.token_ids
         return Branch(
             parent=known,
             tools=tools,
@@ -117,7 +120,6 @@ class SessionTree:
             observation_ids=observation_ids,
             context_ids=context + observation_ids,
             num_first_prompt=known.num_first_prompt,
-            is_continuation=not known.children,
         )
 
     def capture(self, branch: Branch, generation: Generation, *, id: str, answer: Message, text: str, temperature: float) -> Turn:
@@ -177,7 +179,6 @@ class SessionTree:
             observation_ids=ids,
             context_ids=ids,
             num_first_prompt=len(ids),
-            is_continuation=not self._turns,
         )
 
     def _last_unchanged(self, messages: Sequence[Message], tools: tuple[ToolSchema, ...]) -> Turn | None:
@@ -187,12 +188,12 @@ class SessionTree:
         while pending:
             turn, begin = pending.pop()
             answer_at = begin + len(turn.prompt)
-            if (
-                answer_at + 1 >= len(messages)
-                or tuple(messages[begin:answer_at]) != turn.prompt
-                or not says_the_same(messages[answer_at], turn.answer)
-            ):
+            if answer_at + 1 >= len(messages) or tuple(messages[begin:answer_at]) != turn.prompt:
                 continue
+            echo = messages[answer_at]
+            if echo is not turn.echo and not says_the_same(echo, turn.answer):
+                continue
+            turn.echo = echo
             if best is None or (turn.num_messages, turn.ordinal) > (best.num_messages, best.ordinal):
                 best = turn
             pending += [(child, answer_at + 1) for child in turn.children]

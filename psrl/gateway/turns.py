@@ -150,7 +150,6 @@ class TurnTaker:
         if stop_text is not None and stop_text in content:
             content = content[: content.index(stop_text)]
         session.counts["tool_calls"] += len(calls)
-        session.counts["branches"] += not placed.branch.is_continuation
         answer = Message(role=Role.ASSISTANT, content=content, reasoning=parsed.reasoning or None, tool_calls=calls)
         turn = session.tree.capture(
             placed.branch,
@@ -177,7 +176,7 @@ def _room(session: Session, branch: Branch) -> int:
     limits = session.spec.limits
     most = limits.prompt_length + limits.response_length
     num_context = len(branch.context_ids)
-    if branch.parent is None and branch.is_continuation and num_context > limits.prompt_length:
+    if branch.parent is None and not session.tree.turns and num_context > limits.prompt_length:
         text = f"the first prompt has {num_context} tokens, the session allows {limits.prompt_length}"
         raise _limit(session, Outcome.MAX_TOKENS, "context_length_exceeded", text)
     room = min(most - num_context, limits.response_length - (num_context - branch.num_first_prompt))

@@ -94,6 +94,6 @@ class SessionRecord:
     error: str | None = None
     """What ended it, in words."""
     counts: dict[str, float] = field(default_factory=dict)
-    """Such as `branches`, `tool_calls`, `tool_errors/<cause>`, `sampling_overrides/<name>`."""
+    """Such as `branches` (beyond the first), `tool_calls`, `tool_errors/<cause>`, `sampling_overrides/<name>`."""
     generation_s: float = 0.0
     """Seconds that turns waited for engines, parallel ones counted each."""

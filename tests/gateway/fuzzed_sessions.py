@@ -47,7 +47,9 @@ class RecordingPolicy:
             await asyncio.sleep(0)
         ids = self.turn_ids()
         reason = FinishReason.STOP
-        if self.draw.random() < 0.08 or len(ids) > request.sampling.max_tokens:
+        if len(ids) > 2 and self.draw.random() < 0.05:
+            ids, reason = ids[: self.draw.randrange(1, len(ids) - 1)], FinishReason.ABORT
+        elif self.draw.random() < 0.08 or len(ids) > request.sampling.max_tokens:
             ids, reason = ids[: max(1, min(len(ids) - 1, request.sampling.max_tokens))], FinishReason.LENGTH
         first_version = self.draw.randrange(3)
         versions = [first_version + (2 * index > len(ids)) for index in range(len(ids))]
@@ -125,7 +127,8 @@ class FuzzedAgent:
     async def ask(self, body):
         """The assistant's message; None where the session has no room left or the template can't write the conversation."""
         try:
-            request = self.dialect.read_request(orjson.loads(orjson.dumps(body)), history=lambda _: [])
+            read_before = self.session.read_before[self.dialect.path]
+            request = self.dialect.read_request(orjson.loads(orjson.dumps(body)), history=lambda _: [], read_before=read_before)
             placed = await self.taker.place(self.session, request)
             turn = await self.taker.take(self.session, request, placed)
         except SessionRequestError as error:
@@ -173,16 +176,12 @@ def check_exact(session, policy):
     """What was captured is what the engine saw; each sampled token is trained on once, as it was sampled."""
     turns = session.tree.turns
     assert len(turns) <= len(policy.seen)
-    seen = {(tuple(prompt), tuple(generation.token_ids)) for prompt, generation in policy.seen}
-    whole = [(prompt, generation.token_ids) for prompt, generation in policy.seen]
     record = session.record()
     for turn in turns:
         context = [token for one in turn.path() for part in (one.observation_ids, one.generation.token_ids) for token in part]
         prompt = context[: len(context) - len(turn.generation.token_ids)]
         ids = turn.generation.token_ids
-        assert any(prompt == saw and sampled[: len(ids)] == ids for saw, sampled in whole), (
-            f"turn {turn.ordinal} is not what the engine saw"
-        )
+        assert is_what_was_sampled(policy.seen, prompt, ids), f"turn {turn.ordinal} is not what the engine saw"
     assert len(record.trajectories) == len(session.tree.leaves())
     for trajectory, leaf in zip(record.trajectories, session.tree.leaves(), strict=True):
         context = [token for one in leaf.path() for part in (one.observation_ids, one.generation.token_ids) for token in part]
@@ -194,8 +193,18 @@ def check_exact(session, policy):
     )
     sampled = sorted((tuple(t.generation.token_ids), tuple(t.generation.logprobs), tuple(t.generation.policy_versions)) for t in turns)
     assert trained == sampled
-    assert seen
     return len(turns), len(record.trajectories)
+
+
+def is_what_was_sampled(seen, prompt, ids):
+    """Whether the engine was asked with `prompt` and gave `ids`: at once (perhaps with more, after a stop text), or in parts."""
+    for saw, generation in seen:
+        part = generation.token_ids
+        if saw == prompt and part[: len(ids)] == ids:
+            return True
+        if saw == prompt and generation.finish_reason is FinishReason.ABORT and ids[: len(part)] == part:
+            return is_what_was_sampled(seen, prompt + part, ids[len(part) :])
+    return False
 
 
 def num_continued(session):

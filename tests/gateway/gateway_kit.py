@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from contextlib import asynccontextmanager
 
 import uvicorn
 
+from psrl.engine_client.client import HttpGenerator
+from psrl.engines.scripted.core import ScriptedCore
+from psrl.engines.scripted.script import Script, ScriptedTurn
+from psrl.engines.server import build_app
 from psrl.gateway.__main__ import build_router
 from psrl.session_client.client import SessionClient
 from psrl.types import EpisodeUid, GroupUid, PolicyVersion, SamplingContract, SessionLimits, SessionSpec
@@ -59,3 +64,40 @@ async def running_gateway(renderer, generator, *, max_sessions=10_000, idle_time
             yield client
         finally:
             await client.aclose()
+
+
+@asynccontextmanager
+async def scripted_engine(renderer, *turns, **script):
+    """The scripted engine over HTTP in this process; a turn is a text (its end of turn is added) or a ScriptedTurn. Yields (url, core)."""
+    made = [turn if isinstance(turn, ScriptedTurn) else ScriptedTurn(token_ids=tuple(sampled_ids(renderer, turn))) for turn in turns]
+    core = ScriptedCore(Script(turns=tuple(made), **script))
+    try:
+        async with running_app(build_app(core)) as url:
+            yield url, core
+    finally:
+        core.close()
+
+
+def sampled_ids(renderer, text):
+    """Ids of a turn that says `text` and ends."""
+    return [*renderer.template.encode(text), renderer.stop_token_ids[0]]
+
+
+@asynccontextmanager
+async def scripted_gateway(renderer, *turns, **gateway):
+    """A gateway in front of one scripted engine. Yields (client, core)."""
+    async with scripted_engine(renderer, *turns) as (url, core):
+        generator = HttpGenerator([url], request_timeout_s=30.0)
+        try:
+            async with running_gateway(renderer, generator, **gateway) as client:
+                yield client, core
+        finally:
+            await generator.close()
+
+
+async def until(holds, *, timeout_s=20.0):
+    """Wait until `holds()`; a test that waits longer fails."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, "waited too long"
+        await asyncio.sleep(0.005)

@@ -95,7 +95,6 @@ def test_what_was_sampled_is_never_encoded_again(talk):
 def test_reasoning_that_the_client_dropped_stays_in_the_context(talk):
     first, turn = talk.turn([QUESTION], "<think>\nadd\n</think>\n\nIt is 5.")
     second = talk.tree.place([QUESTION, assistant("It is 5."), user("Sure?")], ())
-    assert second.is_continuation
     assert second.context_ids[: len(first.context_ids) + len(turn.generation.token_ids)] == first.context_ids + turn.generation.token_ids
 
 
@@ -104,7 +103,6 @@ def test_strip_opens_a_branch_where_the_template_drops_reasoning():
     _, turn = talk.turn([QUESTION], "<think>\nadd\n</think>\n\nIt is 5.")
     branch = talk.tree.place([QUESTION, turn.answer, user("Sure?")], ())
     assert branch.parent is None
-    assert not branch.is_continuation
     assert "add" not in talk.renderer.decode(branch.context_ids)
     _, second = talk.turn([QUESTION, turn.answer, user("Sure?")], "Yes.")
     third = talk.tree.place([QUESTION, turn.answer, user("Sure?"), second.answer, user("Really?")], ())
@@ -116,7 +114,6 @@ def test_strip_goes_on_where_a_tool_answers():
     _, turn = talk.turn([QUESTION], '<think>\nrun it\n</think>\n\n<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>', [TOOL])
     branch = talk.tree.place([QUESTION, turn.answer, tool_says("5")], (TOOL,))
     assert branch.parent is turn
-    assert branch.is_continuation
 
 
 def test_an_edited_answer_opens_a_branch_from_the_last_unchanged_turn_and_is_not_trained_on(talk):
@@ -125,7 +122,6 @@ def test_an_edited_answer_opens_a_branch_from_the_last_unchanged_turn_and_is_not
     edited = [QUESTION, first.answer, user("Sure?"), assistant("No, wait."), user("Well?")]
     branch, third = talk.turn(edited, "Five.")
     assert branch.parent is first
-    assert not branch.is_continuation
     assert "No, wait." in talk.renderer.decode(branch.observation_ids)
     one, other = talk.tree.trajectories(UID)
     assert [step.sampled_ids for step in one.steps] == [first.generation.token_ids, second.generation.token_ids]
@@ -161,7 +157,6 @@ def test_other_tools_begin_anew(talk):
 def test_the_same_request_twice_gives_two_leaves(talk):
     talk.turn([QUESTION], "It is 5.")
     branch, _ = talk.turn([QUESTION], "Five.")
-    assert not branch.is_continuation
     assert len(talk.tree.trajectories(UID)) == 2
 
 

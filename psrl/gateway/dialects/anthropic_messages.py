@@ -17,6 +17,7 @@ from psrl.gateway.dialects.fields import (
     READ,
     REFUSED,
     Parameter,
+    ReadBefore,
     Use,
     call_of,
     choice_of,
@@ -50,7 +51,7 @@ PARAMETERS = MappingProxyType(
         "temperature": Parameter(Use.SAMPLING, (1,), NUMBER),
         "top_p": Parameter(Use.SAMPLING, (1,), NUMBER),
         "top_k": Parameter(Use.SAMPLING, (0, -1), (int,)),
-        "thinking": Parameter(Use.SAMPLING, (), (dict,)),
+        "thinking": Parameter(Use.SAMPLING, ({"type": "disabled"},), (dict,)),
         "context_management": Parameter(Use.FIXED, NO_EDITS),
         "mcp_servers": Parameter(Use.FIXED, ([],)),
         **dict.fromkeys(("container", "compaction", "fallbacks", "thread", "output_format"), REFUSED),
@@ -76,14 +77,14 @@ class AnthropicMessages:
     path = "/v1/messages"
     keep_alive = server_sent_event({"type": "ping"}, name="ping")
 
-    def read_request(self, body: Any, *, history: History) -> ChatRequest:
+    def read_request(self, body: Any, *, history: History, read_before: ReadBefore) -> ChatRequest:
         """See `Dialect`."""
         fields, others = read_parameters(body, PARAMETERS)
         required(fields, "max_tokens")
         system = content_text(fields.get("system", ""), "system", kinds=("text",))
         messages = [Message(role=Role.SYSTEM, content=system)] if system else []
-        for index, raw in enumerate(list_of(required(fields, "messages"), "messages")):
-            messages += _messages(raw, f"messages[{index}]")
+        raw_messages = list_of(required(fields, "messages"), "messages")
+        messages += read_before.read(raw_messages, lambda raw, index: _messages(raw, f"messages[{index}]"))
         config = object_of(fields.get("output_config", {}), "output_config")
         if config.get("format") is not None:
             unsupported("output_config.format", "output_config.format is not supported: only text is")

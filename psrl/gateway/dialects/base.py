@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from psrl.errors import SessionRequestError
+from psrl.gateway.dialects.fields import ReadBefore
 from psrl.types import Generation, Message, ToolCall, ToolSchema
 
 
@@ -44,8 +45,8 @@ class ChatRequest:
     """Of a stream: whether its last chunk carries the token counts."""
     wants_logprobs: bool = False
     wants_token_ids: bool = False
-    """psrl's own extension `return_token_ids`, for loops of psrl's own: the answer's choice has
-    `"psrl": session_client.bodies.generation_to_json(turn.generation)`."""
+    """psrl's own extension `return_token_ids`, for loops of psrl's own: the answer's choice has `token_ids`, `token_logprobs` and
+    `policy_versions` (`session_client.bodies.generation_of` reads them)."""
 
 
 class TurnEnd(StrEnum):
@@ -92,8 +93,13 @@ class Dialect(Protocol):
     path: str
     """Below the session's address, such as `/v1/chat/completions`."""
 
-    def read_request(self, body: Any, *, history: History) -> ChatRequest:
+    def read_request(self, body: Any, *, history: History, read_before: ReadBefore) -> ChatRequest:
         """Check and read a request's JSON.
+
+        Args:
+            body: As parsed.
+            history: Of the session.
+            read_before: Of the session and this dialect; a new one where there was no request yet.
 
         Raises:
             SessionRequestError: 400 with the parameter's name where a value is wrong or not supported.

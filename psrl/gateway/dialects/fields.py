@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NoReturn
@@ -222,19 +222,46 @@ def distinct_tools(tools: Iterable[ToolSchema]) -> tuple[ToolSchema, ...]:
     return tuple(by_name.values())
 
 
+class ReadBefore:
+    """The messages of a session's last request: what the next one shares with it, from the first message on, is not read again."""
+
+    def __init__(self) -> None:
+        self._raw: list[Any] = []
+        self._read: list[tuple[Message, ...]] = []
+
+    def read(self, raw: list[Any], read_one: Callable[[Any, int], Sequence[Message]]) -> list[Message]:
+        """The messages of every entry of `raw`; `read_one` gets an entry and its index."""
+        num_same = 0
+        for before, now in zip(self._raw, raw, strict=False):
+            if before != now:
+                break
+            num_same += 1
+        read = self._read[:num_same]
+        messages = [message for one in read for message in one]
+        for index in range(num_same, len(raw)):
+            one = tuple(_named(message, messages) for message in read_one(raw[index], index))
+            read.append(one)
+            messages += one
+        self._raw, self._read = raw, read
+        return messages
+
+
+def _named(message: Message, before: Sequence[Message]) -> Message:
+    """A tool's answer with the name of the call that it answers."""
+    if message.role is not Role.TOOL or message.name is not None:
+        return message
+    calls = (call for earlier in reversed(before) for call in earlier.tool_calls if call.id == message.tool_call_id)
+    call = next(calls, None)
+    return message if call is None else dataclasses.replace(message, name=call.name)
+
+
 def conversation_of(messages: Sequence[Message], param: str) -> tuple[Message, ...]:
-    """The messages, if the policy is to speak next; answers of tools get the name of the call that they answer."""
+    """The messages, if the policy is to speak next."""
     if not messages:
         refuse(param, f"{param} is empty")
     if messages[-1].role is Role.ASSISTANT:
         unsupported(param, "the last message is the assistant's: a turn that the agent has begun cannot be continued")
-    names = {call.id: call.name for message in messages for call in message.tool_calls}
-    return tuple(
-        dataclasses.replace(message, name=names.get(message.tool_call_id or ""))
-        if message.role is Role.TOOL and message.name is None
-        else message
-        for message in messages
-    )
+    return tuple(messages)
 
 
 def call_of(identity: Any, name: Any, arguments: dict[str, Any], param: str, *, id_field: str = "id", name_field: str = "name") -> ToolCall:

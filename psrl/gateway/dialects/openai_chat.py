@@ -17,6 +17,7 @@ from psrl.gateway.dialects.fields import (
     READ,
     REFUSED,
     Parameter,
+    ReadBefore,
     Use,
     arguments_of,
     call_of,
@@ -75,15 +76,16 @@ class OpenAIChat:
     path = "/v1/chat/completions"
     keep_alive = b": keep-alive\n\n"
 
-    def read_request(self, body: Any, *, history: History) -> ChatRequest:
+    def read_request(self, body: Any, *, history: History, read_before: ReadBefore) -> ChatRequest:
         """See `Dialect`."""
         fields, others = read_parameters(body, PARAMETERS)
         raw_messages = list_of(required(fields, "messages"), "messages")
+        messages = read_before.read(raw_messages, lambda raw, index: (_message(raw, f"messages[{index}]"),))
         tools = tuple(_tool(raw, f"tools[{index}]") for index, raw in enumerate(list_of(fields.get("tools", []), "tools")))
         limits = [limit for name in ("max_tokens", "max_completion_tokens") if (limit := positive_of(fields, name)) is not None]
         stream_options = object_of(fields.get("stream_options", {}), "stream_options")
         return ChatRequest(
-            messages=conversation_of([_message(raw, f"messages[{index}]") for index, raw in enumerate(raw_messages)], "messages"),
+            messages=conversation_of(messages, "messages"),
             tools=distinct_tools(tools) if allows_calls(fields) else (),
             sampling=AskedSampling(
                 max_tokens=min(limits, default=None), stop=stop_texts(fields.get("stop"), "stop", most=MAX_STOPS), others=others
@@ -176,7 +178,7 @@ def _message(raw: Any, param: str) -> Message:
         return Message(role=role, content=text)
     field = "reasoning" if message.get("reasoning_content") is None else "reasoning_content"
     reasoning = message.get(field)
-    calls = message.get("tool_calls") or []
+    calls = [] if message.get("tool_calls") is None else message["tool_calls"]
     return Message(
         role=role,
         content=text,

@@ -17,6 +17,7 @@ from psrl.gateway.dialects.fields import (
     READ,
     REFUSED,
     Parameter,
+    ReadBefore,
     Use,
     arguments_of,
     call_of,
@@ -65,7 +66,7 @@ class OpenAIResponses:
     path = "/v1/responses"
     keep_alive = b": keep-alive\n\n"
 
-    def read_request(self, body: Any, *, history: History) -> ChatRequest:
+    def read_request(self, body: Any, *, history: History, read_before: ReadBefore) -> ChatRequest:
         """See `Dialect`. The first system message of the response that this one follows gives way to this one's `instructions`."""
         fields, others = read_parameters(body, PARAMETERS)
         earlier: list[Message] = []
@@ -75,8 +76,9 @@ class OpenAIResponses:
             replaced = 1 if earlier and earlier[0].role is Role.SYSTEM else 0
             earlier[:replaced] = [Message(role=Role.SYSTEM, content=text_of(fields["instructions"], "instructions"))]
         tools = distinct_tools(_tool(raw, f"tools[{index}]") for index, raw in enumerate(list_of(fields.get("tools", []), "tools")))
+        messages = [*earlier, *_messages(required(fields, "input"))]
         return ChatRequest(
-            messages=conversation_of([*earlier, *_messages(required(fields, "input"))], "input"),
+            messages=conversation_of(read_before.read(messages, lambda message, _: (message,)), "input"),
             tools=tools if allows_calls(fields) else (),
             sampling=AskedSampling(max_tokens=positive_of(fields, "max_output_tokens"), others=others | _asked_in_objects(fields)),
             model=text_of(fields.get("model", ""), "model"),
