@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -112,9 +113,11 @@ class SessionRouter:
         async def turn(request: Request) -> Response:
             session = self._session_of(request)
             body = await _json(request)
+            began = time.perf_counter()
             read_before = session.read_before[dialect.path]
             asked = dialect.read_request(body, history=lambda id: _history(session, id), read_before=read_before)
             placed = await self._taker.place(session, asked)
+            self._counts["rendering_seconds"] += time.perf_counter() - began
             task = session.begin(self._taker.take(session, asked, placed))
             if asked.wants_stream:
                 return StreamingResponse(self._stream(dialect, session, asked, task), media_type="text/event-stream")
