@@ -8,8 +8,9 @@ from pathlib import Path
 
 from psrl.engines.scripted.core import ScriptedCore
 from psrl.engines.scripted.script import read_script
-from psrl.engines.serving import add_serving_arguments, die_with_parent, serve
+from psrl.engines.serving import serve
 from psrl.errors import EngineError
+from psrl.processes.serving import add_serving_arguments, die_with_parent
 
 
 def main() -> int:

@@ -7,8 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from psrl.engines.serving import add_serving_arguments, die_with_parent, serve
+from psrl.engines.serving import serve
 from psrl.errors import EngineError
+from psrl.processes.serving import add_serving_arguments, die_with_parent
 
 MEMORY_SHARE = 0.8
 """Of the free memory that the KV cache may take."""
