@@ -29,7 +29,7 @@ COLUMNS: tuple[Column, ...] = (
            meaning="1 where the policy sampled the token"),
     Column(name="rollout_logprobs", dtype="float32", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="logprob of the sampled token under the distribution sampled from; 0 elsewhere"),
-    Column(name="policy_versions", dtype="int64", shape=("T",), writer="agent worker", readers=("train worker",),
+    Column(name="policy_versions", dtype="int64", shape=("T",), writer="agent worker", readers=(),
            meaning="weights that sampled the token; -1 elsewhere"),
     Column(name="turn_indices", dtype="int32", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="turn that sampled the token, from 0; -1 elsewhere"),

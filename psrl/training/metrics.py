@@ -14,7 +14,7 @@ MAX_TURN_METRICS = 8
 
 
 class StepTotals:
-    """Accumulates on the device without waiting for it; `means_and_maxima` reads once."""
+    """Accumulates on the device without waiting for it; `read` reads once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

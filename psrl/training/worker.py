@@ -124,8 +124,7 @@ class TrainRank:
         """
         start = time.perf_counter()
         totals = StepTotals(self._device)
-        advantages = self._advantages(meta)
-        mini_batches = self._mini_batches_or_raise_together(meta, advantages)
+        advantages, mini_batches = self._prepared_or_raised_together(meta)
         num_updates = len(mini_batches) * self._actor.ppo_epochs
         old, ref = self._reference_logprobs(mini_batches, num_updates)
         grad_norms: list[float] = []
@@ -192,11 +191,13 @@ class TrainRank:
         estimates = self._estimator.estimate(AdvantageBatch(tags=meta.tags, columns=columns), self._algorithm)
         return dict(zip(meta.keys, estimates, strict=True))
 
-    def _mini_batches_or_raise_together(self, meta: KVBatchMeta, advantages: Mapping[str, Tensor]) -> list[MiniBatch]:
-        """A rank whose rows are unusable must not leave the others waiting in a collective."""
+    def _prepared_or_raised_together(self, meta: KVBatchMeta) -> tuple[dict[str, Tensor], list[MiniBatch]]:
+        """(advantages by key, mini-batches). A rank whose rows are unusable must not leave the others waiting in a collective."""
+        advantages: dict[str, Tensor] = {}
         mini_batches: list[MiniBatch] = []
         error: PsrlError | None = None
         try:
+            advantages = self._advantages(meta)
             mini_batches = self._mini_batches(meta, advantages)
         except (TrainingError, DataPlaneError) as raised:
             error = raised
@@ -207,7 +208,7 @@ class TrainRank:
                 error = TrainingError("another rank could not use its rows; its own error names them")
         if error is not None:
             raise error
-        return mini_batches
+        return advantages, mini_batches
 
     def _mini_batches(self, meta: KVBatchMeta, advantages: Mapping[str, Tensor]) -> list[MiniBatch]:
         """Pack every optimizer update the same way on every rank, then fetch only this rank's rows."""

@@ -1,5 +1,7 @@
 """One contract suite for every data plane, TransferQueue's real one included."""
 
+import dataclasses
+
 import pytest
 import ray
 import torch
@@ -127,3 +129,21 @@ def test_a_thousand_ragged_rows_pass(plane):
     fetched = plane.fetch(meta.keys, ["input_ids"])
     assert [len(row["input_ids"]) for row in fetched] == [i % 50 + 3 for i in range(1000)]
     assert torch.equal(fetched[999]["input_ids"], torch.tensor([*range(50), 1, 2]))
+
+
+def test_every_branch_of_an_episode_is_a_row_of_its_own_that_shares_group_and_reward(plane):
+    whole = episode("a", reward=0.5, steps=[([1, 2], [3]), ([4], [5])])
+    other = Trajectory(uid="a-t1")
+    other.append(
+        # What the branches share was trained on in the first one: here it is context.
+        Step(observation_ids=[1, 2, 3, 9], sampled_ids=[6], logprobs=[-1.0], policy_versions=[4], temperature=1.0, finish_reason="stop")
+    )
+    empty = Trajectory(uid="a-t2")
+    branched = dataclasses.replace(whole, result=dataclasses.replace(whole.result, trajectories=(*whole.result.trajectories, other, empty)))
+    meta = plane.put(rows_of(branched))
+    assert meta.keys == ["a-t0", "a-t1"], "a branch in which nothing was sampled is no row"
+    assert [(tags["episode"], tags["group"], tags["reward"]) for tags in meta.tags] == [("a", "g", 0.5)] * 2
+    _, second = plane.fetch(meta.keys, COLUMN_NAMES)
+    assert second["input_ids"].tolist() == [1, 2, 3, 9, 6]
+    assert second["loss_mask"].tolist() == [0, 0, 0, 0, 1]
+    assert second["policy_versions"].tolist() == [-1, -1, -1, -1, 4]
