@@ -160,8 +160,8 @@ class Renderer(Protocol):
         """`[*ids, *following(last of ids, messages)]`, in one list."""
 
     @abstractmethod
-    def parse(self, sampled_ids: Sequence[int], *, turn: int) -> ParsedTurn:
-        """Read content, reasoning and calls from a sampled turn."""
+    def parse(self, sampled_ids: Sequence[int], *, turn: int, tools: Sequence[ToolSchema] = ()) -> ParsedTurn:
+        """Read content, reasoning and calls from a sampled turn; `tools` are those that the prompt offered."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:

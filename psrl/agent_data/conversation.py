@@ -75,7 +75,7 @@ class ConversationAgentData(AgentData[Sequence[Message] | str, ActType_co], Gene
 
     def act(self, generation: Generation, *, temperature: float) -> ActType_co:
         """Append the turn as it was sampled and read its action."""
-        parsed = self._renderer.parse(generation.token_ids, turn=self._trajectory.num_turns)
+        parsed = self._renderer.parse(generation.token_ids, turn=self._trajectory.num_turns, tools=self._tool_schemas)
         action = self.read_action(parsed)
         self._trajectory.append(
             Step(

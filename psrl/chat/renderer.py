@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from psrl.chat.families import Family, ToolSupport, as_plain_messages, derive_family
-from psrl.chat.parsers import ToolFormat, split_reasoning, tool_formats
+from psrl.chat.parsers import ToolFormat, tool_formats
 from psrl.chat.template import ChatTemplate
 from psrl.errors import ConfigError, TemplateError
 from psrl.types import Message, ParsedTurn, Role, ToolSchema
@@ -91,14 +91,17 @@ class HfRenderer:
         """`ids`, which end with a sampled turn, and what `following` puts after them."""
         return [*ids, *self.following(ids[-1] if ids else None, messages)]
 
-    def parse(self, sampled_ids: Sequence[int], *, turn: int) -> ParsedTurn:
-        """Read content, reasoning and calls from a sampled turn; never raises for what the policy wrote."""
+    def parse(self, sampled_ids: Sequence[int], *, turn: int, tools: Sequence[ToolSchema] = ()) -> ParsedTurn:
+        """Read content, reasoning and calls from a sampled turn; never raises for what the policy wrote.
+
+        `tools` are those that the prompt offered: formats that write values without their type need them.
+        """
         text = self.template.decode(sampled_ids)
         spoken = list(sampled_ids)
         while spoken and spoken[-1] in self._stop_ids:
             spoken.pop()
-        reasoning, rest = split_reasoning(self.template.decode(spoken), is_open=self.family.opens_reasoning)
-        parsed = self._tool_format.parse(rest, turn=turn)
+        reasoning, rest = self._tool_format.split_reasoning(self.template.decode(spoken), is_open=self.family.opens_reasoning)
+        parsed = self._tool_format.parse(rest, turn=turn, tools=tools)
         return ParsedTurn(content=parsed.content, reasoning=reasoning, calls=parsed.calls, text=text)
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from psrl.chat.parsers.reasoning import split_reasoning
 from psrl.registry import Registry
 from psrl.types import ToolCall, ToolCallError, ToolSchema
 
@@ -19,10 +20,28 @@ class ParsedCalls:
 
 
 class ToolFormat(Protocol):
-    """One way to write calls in text. Stateless; built without arguments."""
+    """One way to write calls in text. Stateless; built without arguments. Derive from it.
 
-    def parse(self, text: str, *, turn: int) -> ParsedCalls:
-        """Read every call of `text`, broken ones as errors at their position; never raises for what the text says."""
+    `docs/tool_formats.md` shows every format that psrl ships, what ends a call in it, and the causes of its errors.
+    """
+
+    def split_reasoning(self, text: str, *, is_open: bool) -> tuple[str | None, str]:
+        """(reasoning or None, the rest, which `parse` reads). Replaced by formats that mark reasoning otherwise than `<think>`.
+
+        Args:
+            text: The whole turn decoded, without the token that ended it.
+            is_open: The assistant's header has opened the reasoning already.
+        """
+        return split_reasoning(text, is_open=is_open)
+
+    def parse(self, text: str, *, turn: int, tools: Sequence[ToolSchema] = ()) -> ParsedCalls:
+        """Read every call of `text`, broken ones as errors at their position; never raises for what the text says.
+
+        Args:
+            text: A whole turn, reasoning taken away. Turns are never read in parts.
+            turn: Its number in the episode, for the ids of its calls.
+            tools: What was offered; only formats that write values without their type look at it.
+        """
 
     def system_text(self, tools: Sequence[ToolSchema]) -> str:
         """What a system message says about `tools`, for templates that know nothing of tools."""
