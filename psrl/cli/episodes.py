@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from psrl.telemetry.trajectories import EpisodeRecord
+from psrl.telemetry.trajectories import EpisodeRecord, lengths_of_turns
 from psrl.types import Message, Trajectory
 
 SAMPLED_STYLE = "green"
@@ -26,7 +26,7 @@ def episode_table(records: Sequence[tuple[int, EpisodeRecord]]) -> Table:
     table.add_column("last words")
     for number, record in records:
         result, score = record.episode.result, record.episode.score
-        turns = sum(trajectory.num_turns for trajectory in result.trajectories)
+        turns = len(lengths_of_turns(result.trajectories))
         tokens = sum(trajectory.num_tokens for trajectory in result.trajectories)
         last = " ".join(result.turn_texts[-1].split())[-40:] if result.turn_texts else ""
         values = (number, record.step, record.episode.task.uid, result.outcome.value, _number(score.reward))

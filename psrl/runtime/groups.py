@@ -25,8 +25,9 @@ from psrl.protocols import ProgramRunner, Scorer, Tool
 from psrl.rewards.scorer import build_scorer
 from psrl.runtime.imports import make_importable
 from psrl.sandbox import build_interpreter, reap
+from psrl.telemetry.trajectories import lengths_of_turns
 from psrl.tools.config import load_tools
-from psrl.types import Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, Task, Timings, Trajectory
+from psrl.types import Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, Task, Timings
 
 MAX_REQUEST_ATTEMPTS = 3
 
@@ -193,18 +194,3 @@ def summary_of(episode: Episode, num_retries: int) -> EpisodeSummary:
         error=episode.result.error,
         num_retries=num_retries,
     )
-
-
-def lengths_of_turns(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Sampled tokens of each turn of an episode; branches of a session's tree share the turns before they part.
-
-    Example:
-        Turns a (3 tokens), b (5) on one branch and a, c (7) on another -> [3, 5, 7].
-    """
-    lengths: dict[tuple[int, ...], int] = {}
-    for trajectory in trajectories:
-        seen: tuple[int, ...] = ()
-        for step in trajectory.steps:
-            seen = (*seen, *step.observation_ids, *step.sampled_ids)
-            lengths[seen] = len(step.sampled_ids)
-    return list(lengths.values())

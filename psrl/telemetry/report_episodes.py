@@ -11,7 +11,7 @@ from html import escape
 from itertools import groupby
 
 from psrl.telemetry.json_lines import encode_line
-from psrl.telemetry.trajectories import EpisodeRecord
+from psrl.telemetry.trajectories import EpisodeRecord, lengths_of_turns
 from psrl.types import Message, Trajectory
 
 MAX_TOKENS_SHOWN = 700
@@ -60,10 +60,10 @@ def episode_html(record: EpisodeRecord, decode: Decode | None, *, is_open: bool 
     mark = "right" if is_right(record) else "wrong"
     reward = "no reward" if score.reward is None else f"{score.reward:+.2f}"
     kind = "validation, " if episode.ticket.is_validation else ""
-    sampled = sum(trajectory.num_sampled for trajectory in result.trajectories)
+    turn_lengths = lengths_of_turns(result.trajectories)
     head = (
         f'<summary><span class="badge {mark}">{"✓" if mark == "right" else "✗"} {reward}</span>'
-        f"<span class=what>{kind}step {record.step} · {len(result.turn_texts)} turns · {sampled} tokens</span>"
+        f"<span class=what>{kind}step {record.step} · {len(turn_lengths)} turns · {sum(turn_lengths)} tokens</span>"
         f"<span class=outcome>{safe(result.outcome.value)}</span><span class=peek>{safe(_peek(episode.task.prompt))}</span></summary>"
     )
     facts = [

@@ -82,6 +82,21 @@ def read_trajectories(path: Path) -> Iterator[EpisodeRecord]:
         yield _record_of(line)
 
 
+def lengths_of_turns(trajectories: Sequence[Trajectory]) -> list[int]:
+    """Sampled tokens of each turn of an episode; branches of a session's tree share the turns before they part.
+
+    Example:
+        Turns a (3 tokens), b (5) on one branch and a, c (7) on another -> [3, 5, 7].
+    """
+    lengths: dict[tuple[int, ...], int] = {}
+    for trajectory in trajectories:
+        seen: tuple[int, ...] = ()
+        for step in trajectory.steps:
+            seen = (*seen, *step.observation_ids, *step.sampled_ids)
+            lengths[seen] = len(step.sampled_ids)
+    return list(lengths.values())
+
+
 def _line_of(episode: Episode, step: int, pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
     ticket, task, result, score = episode.ticket, episode.task, episode.result, episode.score
     assert len(pieces) in (0, len(result.trajectories)), f"{ticket.uid}: {len(pieces)} lists of pieces"

@@ -96,6 +96,8 @@ WRONG = [
     ([f"{VAL}.temperature=0"], "trainer.val_greedy", True, "trainer.val_greedy=false"),
     ([f"{VAL}.response_length=600"], f"{VAL}.response_length", 600, f"{VAL}.response_length=512"),
     ([f"{VAL}.num_replicas=2"], f"{VAL}.num_replicas", 2, f"leave {VAL}.num_replicas out"),
+    ([f"{VAL}.request_timeout_s=7"], f"{VAL}.request_timeout_s", 7.0, f"leave {VAL}.request_timeout_s out"),
+    ([f"{VAL}.multi_turn.tool_config_path=/t.yaml"], f"{VAL}.multi_turn.tool_config_path", "/t.yaml", "leave"),
     (["psrl.incomplete_groups=allow_partial", "psrl.min_group_size=9"], "psrl.min_group_size", 9, "psrl.min_group_size=8"),
     (["psrl.incomplete_groups=allow_partial", "psrl.min_group_size=1"], "psrl.min_group_size", 1, "psrl.min_group_size=2"),
     (["reward.name=custom"], "custom_reward_function.path", None, "custom_reward_function.path=my_reward.py"),
@@ -214,7 +216,18 @@ def test_a_dotted_path_is_left_to_its_registry(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "overrides", [["psrl.rolout_n=4"], ["psrl.rollout_n=1"], [f"{MODEL}.path=/nowhere"], ["reward.name=retol"]], ids=" ".join
+    "overrides",
+    [
+        ["psrl.rolout_n=4"],
+        ["psrl.rollout_n=1"],
+        [f"{MODEL}.path=/nowhere"],
+        ["reward.name=retol"],
+        [f"{GEN}.agent.default_agent_loop=multi_turn_agnt"],
+        [f"{GEN}.agent.env.name=toolenv"],
+        [f"{GEN}.agent.data.name=tool_data"],
+        [f"{GEN}.multi_turn.format=hermess"],
+    ],
+    ids=" ".join,
 )
 def test_the_real_program_answers_a_wrong_config_within_three_seconds(tmp_path, overrides):
     recipe = write_recipe(tmp_path)

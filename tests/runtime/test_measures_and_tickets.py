@@ -4,10 +4,11 @@ import pytest
 
 from psrl.data_plane import Partition
 from psrl.data_plane.memory import meta_of
-from psrl.runtime.groups import EpisodeSummary, GroupResult, lengths_of_turns
+from psrl.runtime.groups import EpisodeSummary, GroupResult
 from psrl.runtime.measures import seconds_by_use, step_metrics, validation_metrics
 from psrl.runtime.tickets import seed_of, training_tickets, validation_tickets
 from psrl.telemetry.names import TimeUse
+from psrl.telemetry.trajectories import lengths_of_turns
 from psrl.types import Outcome, Step, Task, Timings, Trajectory
 
 
