@@ -21,11 +21,10 @@ from episode_kit import (
 )
 
 from psrl.agent_loops import EpisodeRunner, LoopParts
-from psrl.types import turn_seed
 from psrl.chat import load_renderer
 from psrl.environments import Environment, register_environment
 from psrl.errors import AgentError, ConfigError, DataPlaneError, EngineError, EnvironmentFault, RewardError, SandboxError
-from psrl.types import FinishReason, Generation, Outcome, Role, Score
+from psrl.types import FinishReason, Generation, Outcome, Role, Score, turn_seed
 from tests.real_models import qwen3_tokenizer_path
 
 FINAL = "The answer is \\boxed{7}."
