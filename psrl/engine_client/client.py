@@ -7,6 +7,8 @@ an end.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ import aiohttp
 import orjson
 
 from psrl.engine_client.bodies import generate_body, manifest_to_json, parse_generation, parse_weight_report
+from psrl.engine_client.prometheus import prometheus_samples
 from psrl.errors import EngineError, EngineRequestError
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.types import GenerateRequest, Generation, PolicyVersion
@@ -28,6 +31,10 @@ READY_POLL_S = 0.1
 MAX_SESSIONS = 65536
 """Sessions remembered; the oldest is forgotten and would be placed anew."""
 JSON_HEADERS = {"content-type": "application/json"}
+ROUTING_KEY_HEADER = "x-smg-routing-key"
+MAX_ROUTING_KEY = 128
+"""Bytes; SMG takes no longer one."""
+MAX_RETRY_PAUSE_S = 1.0
 
 
 class HttpReplica:
@@ -51,7 +58,13 @@ class HttpReplica:
         began = time.perf_counter()
         self.num_in_flight += 1
         try:
-            raw = await self._call("POST", "/generate", content=generate_body(request), timeout_s=self._request_timeout_s)
+            raw = await self._call(
+                "POST",
+                "/generate",
+                content=generate_body(request),
+                timeout_s=self._request_timeout_s,
+                headers=JSON_HEADERS | {ROUTING_KEY_HEADER: routing_key(request.session)},
+            )
         finally:
             self.num_in_flight -= 1
         return parse_generation(raw, latency_s=time.perf_counter() - began)
@@ -108,14 +121,9 @@ class HttpReplica:
         return body
 
     async def metrics(self) -> dict[str, float]:
-        """Prometheus samples by name, labels dropped: `psrl_engine_running`, `psrl_engine_waiting`, `psrl_engine_cache_usage`, ..."""
+        """Prometheus samples by name, summed over labels: `psrl_engine_running`, `psrl_engine_waiting`, `psrl_engine_cache_usage`, ..."""
         raw = await self._call("GET", "/metrics", timeout_s=self._control_timeout_s)
-        samples = {}
-        for line in raw.decode().splitlines():
-            if line and not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
-                samples[name.partition("{")[0]] = float(value)
-        return samples
+        return prometheus_samples(raw)
 
     async def reset_prefix_cache(self) -> None:
         """Forget the keys of ended turns."""
@@ -126,10 +134,12 @@ class HttpReplica:
         if self._session is not None:
             await self._session.close()
 
-    async def _call(self, method: str, path: str, *, timeout_s: float, content: bytes | None = None) -> bytes:
+    async def _call(
+        self, method: str, path: str, *, timeout_s: float, content: bytes | None = None, headers: dict[str, str] = JSON_HEADERS
+    ) -> bytes:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
         try:
-            async with self._connections().request(method, self.url + path, data=content, headers=JSON_HEADERS, timeout=timeout) as answer:
+            async with self._connections().request(method, self.url + path, data=content, headers=headers, timeout=timeout) as answer:
                 status, body = answer.status, await answer.read()
         except TimeoutError as error:
             raise EngineError(f"engine {self.url}{path}: no answer within {timeout_s:.0f} s") from error
@@ -150,14 +160,13 @@ class HttpReplica:
 
 
 class HttpGenerator:
-    """Sends turns to replicas, sticky by session. Implements `protocols.Generator`."""
+    """Sends turns to replicas (or to SMG in front of them), sticky by session. Implements `protocols.Generator`."""
 
-    def __init__(self, urls: Sequence[str], *, request_timeout_s: float = 120.0, max_attempts: int = 3) -> None:
-        """`max_attempts` counts sends of one turn over all replicas; each has request_timeout_s."""
+    def __init__(self, urls: Sequence[str], *, request_timeout_s: float = 120.0, retry_for_s: float = 2.0) -> None:
+        """After its first failure a turn is sent again for `retry_for_s`; each attempt has `request_timeout_s`."""
         assert urls, "HttpGenerator needs at least one URL"
-        assert max_attempts >= 1, f"max_attempts={max_attempts}"
         self.replicas = tuple(HttpReplica(url, request_timeout_s=request_timeout_s) for url in urls)
-        self._max_attempts = max_attempts
+        self._retry_for_s = retry_for_s
         self._replica_of: OrderedDict[str, HttpReplica] = OrderedDict()
         self._num_sessions = dict.fromkeys(self.replicas, 0)
 
@@ -166,20 +175,24 @@ class HttpGenerator:
 
         Raises:
             EngineRequestError: The request is wrong; it is not sent again.
-            EngineError: Every attempt failed; the message names the last cause.
+            EngineError: Every attempt failed, for `retry_for_s`; the message names the last cause.
         """
         failed: set[HttpReplica] = set()
-        for attempt in range(1, self._max_attempts + 1):
+        began_to_fail: float | None = None
+        for attempt in itertools.count(1):
             replica = self._place(request.session, avoid=failed)
             try:
                 return await replica.generate(request)
             except EngineRequestError:
                 raise
             except EngineError as error:
-                if attempt == self._max_attempts:
-                    raise EngineError(f"request {request.request_id}: {attempt} attempts failed, the last: {error}") from error
+                now, pause_s = time.monotonic(), min(0.05 * 2**attempt, MAX_RETRY_PAUSE_S)
+                began_to_fail = began_to_fail or now
+                if now + pause_s - began_to_fail > self._retry_for_s:
+                    words = f"{attempt} attempts failed in {now - began_to_fail:.1f} s"
+                    raise EngineError(f"request {request.request_id}: {words}, the last: {error}") from error
                 failed.add(replica)
-                await asyncio.sleep(min(0.05 * 2**attempt, 1.0))
+                await asyncio.sleep(pause_s)
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def close(self) -> None:
@@ -204,3 +217,10 @@ class HttpGenerator:
         self._num_sessions[replica] += 1
         if len(self._replica_of) > MAX_SESSIONS:
             self._num_sessions[self._replica_of.popitem(last=False)[1]] -= 1
+
+
+def routing_key(session: str) -> str:
+    """What SMG pins a session by: its name, or a hash where that is no legal key."""
+    if 0 < len(session) <= MAX_ROUTING_KEY and all("!" <= letter <= "~" for letter in session):
+        return session
+    return hashlib.sha256(session.encode()).hexdigest()

@@ -134,6 +134,14 @@ class ChildProcess:
                 raise ProcessDiedError(f"{self.name}: {argv[0]} cannot be run: {error}") from error
 
 
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port for a program that takes no socket; another could take it first, which such a program then says."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 async def _is_healthy(http: aiohttp.ClientSession, url: str) -> bool:
     try:
         async with http.get(f"{url}/health") as answer:

@@ -29,8 +29,6 @@ from psrl.telemetry.trajectories import lengths_of_turns
 from psrl.tools.config import load_tools
 from psrl.types import Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, Task, Timings
 
-MAX_REQUEST_ATTEMPTS = 3
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentWorkerSettings:
@@ -133,7 +131,7 @@ class AgentWorker:
         """Attach to engines and data plane."""
         await asyncio.to_thread(self._data_plane.connect)
         s = self._settings
-        self._generator = HttpGenerator(engine_urls, request_timeout_s=s.gen_rollout.request_timeout_s, max_attempts=MAX_REQUEST_ATTEMPTS)
+        self._generator = HttpGenerator(engine_urls, request_timeout_s=s.gen_rollout.request_timeout_s)
         self._train_pool = self._pool_of(s.gen_rollout, self._generator)
         self._val_pool = self._pool_of(s.val_rollout, self._generator)
 

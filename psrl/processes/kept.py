@@ -1,0 +1,91 @@
+"""A server that is started again on its own port when it ends, so that whoever knows its URL need not learn a new one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Never
+
+from psrl.errors import ProcessDiedError
+from psrl.processes.child import ChildProcess
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RestartLimit:
+    """How often a server may end before it is given up: more than `max_restarts` times within `window_s` seconds."""
+
+    max_restarts: int = 5
+    window_s: float = 300.0
+
+
+class KeptProcess:
+    """One server at one URL, through the processes that serve it in turn."""
+
+    def __init__(
+        self,
+        make: Callable[[int], ChildProcess],
+        *,
+        limit: RestartLimit,
+        startup_timeout_s: float,
+        report: Callable[[str], None],
+    ) -> None:
+        """`make(port)` gives the next process (0: on any free port); `report` gets a line for every restart."""
+        self._make = make
+        self._limit = limit
+        self._startup_timeout_s = startup_timeout_s
+        self._report = report
+        self._process: ChildProcess | None = None
+        self.num_restarts = 0
+
+    @property
+    def process(self) -> ChildProcess:
+        """The one that serves now."""
+        assert self._process is not None, "start() comes first"
+        return self._process
+
+    @property
+    def url(self) -> str:
+        """The same for as long as it is kept."""
+        return self.process.url
+
+    async def start(self) -> None:
+        """The first process, until it is ready.
+
+        Raises:
+            ProcessDiedError: With its last words.
+        """
+        assert self._process is None, "start() comes once"
+        self._process = self._make(0)
+        await self._process.start(self._startup_timeout_s)
+
+    async def keep(self) -> Never:
+        """Start it again whenever it ends; never returns.
+
+        Consumes nothing; waits for the process to end; unblocked by its end, or cancelled.
+
+        Raises:
+            ProcessDiedError: It ended once too often within the window, or did not come up again; with its last words.
+        """
+        ends: deque[float] = deque()
+        while True:
+            code = await self.process.ended()
+            now = time.monotonic()
+            ends.append(now)
+            while ends[0] < now - self._limit.window_s:
+                ends.popleft()
+            name, words = self.process.name, self.process.last_words()
+            if len(ends) > self._limit.max_restarts:
+                times = f"{len(ends)} times within {self._limit.window_s:.0f} s"
+                raise ProcessDiedError(f"{name} ended {times}, the last with code {code}; last words: {words}")
+            self._report(f"{name} ended with code {code}; it is started again. Last words: {words[-300:]}")
+            self._process = self._make(self.process.port)
+            await self._process.start(self._startup_timeout_s)
+            self.num_restarts += 1
+
+    async def stop(self) -> None:
+        """End it; may be called twice, and without a start. Cancel `keep` first."""
+        if self._process is not None:
+            await asyncio.to_thread(self._process.stop)
