@@ -101,7 +101,7 @@ class SessionTree:
         following = tuple(messages[known.num_messages :])
         conversation = known.conversation()
         if self._renderer.begins_branch(conversation, following):
-            return self._anew((*conversation, *following), tools)
+            return self._anew(tuple(messages), tools, shown=(*conversation, *following))
         sampled = known.generation.token_ids
         try:
             observation_ids = self._renderer.following(sampled[-1] if sampled else None, following)
@@ -170,8 +170,9 @@ class SessionTree:
             made.append(trajectory)
         return tuple(made)
 
-    def _anew(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> Branch:
-        ids = self._renderer.open(messages, tools)
+    def _anew(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...], *, shown: tuple[Message, ...] | None = None) -> Branch:
+        """A branch without a parent. `shown` is the conversation with what the agent's echoes of it left out."""
+        ids = self._renderer.open(messages if shown is None else shown, tools)
         return Branch(
             parent=None,
             tools=tools,

@@ -139,7 +139,7 @@ class TurnTaker:
     def _capture(
         self, session: Session, request: ChatRequest, placed: PlacedTurn, generation: Generation, stop_text: str | None
     ) -> ChatTurn:
-        parsed = self._renderer.parse(generation.token_ids, turn=placed.number)
+        parsed = self._renderer.parse(generation.token_ids, turn=placed.number, tools=placed.branch.tools)
         is_cut = generation.finish_reason is FinishReason.LENGTH
         calls = () if is_cut else tuple(call for call in parsed.calls if isinstance(call, ToolCall))
         content = parsed.content

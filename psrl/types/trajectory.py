@@ -1,7 +1,8 @@
 """The exact token record of an episode (or of one branch): an append-only list of steps.
 
 Invariant: ids, mask, logprobs and versions are views of the same steps, so their lengths cannot differ. A token has mask 1
-exactly if the policy sampled it.
+only if the policy sampled it, and a sampled token of an episode has mask 1 exactly once: where branches share a turn, it is sampled
+in the first of them and context in the others.
 """
 
 from __future__ import annotations

@@ -109,6 +109,14 @@ def test_strip_opens_a_branch_where_the_template_drops_reasoning():
     assert third.parent is second
 
 
+def test_strip_knows_its_branch_again_when_the_client_drops_reasoning():
+    talk = Talk("strip")
+    talk.turn([QUESTION], "<think>\nadd\n</think>\n\nIt is 5.")
+    echoes = [QUESTION, assistant("It is 5."), user("Sure?")]
+    _, second = talk.turn(echoes, "Yes.")
+    assert talk.tree.place([*echoes, second.answer, user("Really?")], ()).parent is second
+
+
 def test_strip_goes_on_where_a_tool_answers():
     talk = Talk("strip")
     _, turn = talk.turn([QUESTION], '<think>\nrun it\n</think>\n\n<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>', [TOOL])
