@@ -87,6 +87,7 @@ class TurnServer(ThreadingHTTPServer):
 
 class _Exchange(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
