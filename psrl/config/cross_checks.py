@@ -48,7 +48,7 @@ SHIPPED_NAMES: dict[str, tuple[str, ...]] = {
         f"{rollout}.{key}": names
         for rollout in ROLLOUTS
         for key, names in (
-            ("multi_turn.format", ("hermes",)),
+            ("multi_turn.format", ("deepseek", "harmony", "hermes", "llama3_json", "mistral", "qwen3_coder")),
             ("agent.default_agent_loop", ("generate_only_agent", *ENVIRONMENT_LOOPS)),
             ("agent.env.name", ("single_turn", "tool_env")),
             ("agent.data.name", ("conversation", "tool_agent_data")),
