@@ -24,7 +24,7 @@ from pathlib import Path
 import aiohttp
 
 from psrl.engine_client.client import HttpReplica
-from psrl.engines.process import EngineProcess
+from psrl.processes.child import ChildProcess
 from psrl.types import GenerateRequest, SamplingParams
 
 VLLM_START_LIMIT_S = 300.0
@@ -146,7 +146,7 @@ async def main() -> None:
         argv = [sys.executable, "-m", "psrl.engines.torch", "--model-path", str(folder), "--num-threads", str(options.threads)]
         argv += ["--max-num-seqs", "64", "--max-model-len", str(options.prompt + options.tokens)]
         env = dict(os.environ) | {"OMP_WAIT_POLICY": "PASSIVE"}
-        process = EngineProcess(argv, log_path=Path(temporary) / "engine.log", env=env)
+        process = ChildProcess("engine", argv, log_path=Path(temporary) / "engine.log", env=env)
         began = time.perf_counter()
         await process.start(120)
         print(

@@ -24,11 +24,11 @@ from psrl.data_plane.columns import COLUMNS, TrajectoryTags
 from psrl.data_plane.contract import DTYPES, TrajectoryRow
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpReplica
-from psrl.engines.process import EngineProcess
 from psrl.errors import ConfigError, DataPlaneError, EngineError, PsrlError, SandboxUnavailableError
-from psrl.runtime.actors.engine_replica import engine_command
+from psrl.processes.child import ChildProcess
 from psrl.runtime.build import run_renderer
 from psrl.runtime.cluster import ray_of
+from psrl.runtime.engines import engine_command
 from psrl.sandbox.build import build_interpreter
 from psrl.types import GenerateRequest, Message, Role, SamplingParams
 
@@ -140,7 +140,8 @@ def check_engine(config: Config) -> str:
     prompt = run_renderer(config).open([Message(role=Role.USER, content="2+3?")], [])
 
     async def ask(folder: Path) -> str:
-        process = EngineProcess(engine_command(config.train_actor_rollout_ref.model, rollout), log_path=folder / "engine.log")
+        argv = engine_command(config.train_actor_rollout_ref.model, rollout)
+        process = ChildProcess("engine", argv, log_path=folder / "engine.log")
         try:
             await process.start(rollout.startup_timeout_s)
             replica = HttpReplica(process.url, request_timeout_s=rollout.request_timeout_s)

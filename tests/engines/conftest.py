@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from psrl.engines.process import EngineProcess
+from psrl.processes.child import ChildProcess
 from tests.engines.tiny_models import save_tiny_llama, save_tiny_qwen3
 
 SCRIPT = {"vocab_size": 64, "max_model_len": 256, "turns": [{"token_ids": [5, 6, 7, 8, 9, 10, 11, 12], "per_token_s": 0.002}]}
@@ -41,7 +41,7 @@ def engine_url(request):
 
 
 def serve(argv, folder):
-    process = EngineProcess(argv, log_path=folder / "engine.log")
+    process = ChildProcess("engine", argv, log_path=folder / "engine.log")
     try:
         asyncio.run(process.start(60))
         yield process.url

@@ -11,15 +11,16 @@ import time
 import pytest
 
 from psrl.engine_client.client import HttpGenerator
-from psrl.engines.process import EngineProcess
 from psrl.errors import EngineError, EngineRequestError, ProcessDiedError
+from psrl.processes.child import ChildProcess
 from psrl.types import GenerateRequest, SamplingParams
 
 STARTER = """
 import asyncio, sys
 from pathlib import Path
-from psrl.engines.process import EngineProcess
-process = EngineProcess([sys.executable, "-m", "psrl.engines.scripted", "--script", sys.argv[1]], log_path=Path(sys.argv[1] + ".log"))
+from psrl.processes.child import ChildProcess
+argv = [sys.executable, "-m", "psrl.engines.scripted", "--script", sys.argv[1]]
+process = ChildProcess("engine", argv, log_path=Path(sys.argv[1] + ".log"))
 asyncio.run(process.start(60))
 print(process.pid, flush=True)
 sys.stdin.read()
@@ -30,7 +31,7 @@ def scripted(folder, *turns):
     folder.mkdir(exist_ok=True)
     (folder / "script.json").write_text(json.dumps({"turns": list(turns)}))
     argv = [sys.executable, "-m", "psrl.engines.scripted", "--script", str(folder / "script.json")]
-    return EngineProcess(argv, log_path=folder / "engine.log")
+    return ChildProcess("engine", argv, log_path=folder / "engine.log")
 
 
 def request(session="s", prompt=(1, 2)):
@@ -63,7 +64,7 @@ def is_alive(pid):
 
 
 def test_an_engine_that_cannot_start_says_why(tmp_path):
-    process = EngineProcess([sys.executable, "-m", "psrl.engines.torch", "--model-path", str(tmp_path)], log_path=tmp_path / "log")
+    process = ChildProcess("engine", [sys.executable, "-m", "psrl.engines.torch", "--model-path", str(tmp_path)], log_path=tmp_path / "log")
     with pytest.raises(ProcessDiedError, match=r"config\.json cannot be read"):
         asyncio.run(process.start(60))
 
@@ -71,7 +72,7 @@ def test_an_engine_that_cannot_start_says_why(tmp_path):
 def test_a_cache_that_does_not_fit_is_refused_before_it_is_taken(tmp_path, qwen3_folder):
     argv = [sys.executable, "-m", "psrl.engines.torch", "--model-path", str(qwen3_folder), "--max-num-seqs", "100000000"]
     with pytest.raises(ProcessDiedError, match="does not fit"):
-        asyncio.run(EngineProcess(argv, log_path=tmp_path / "log").start(60))
+        asyncio.run(ChildProcess("engine", argv, log_path=tmp_path / "log").start(60))
 
 
 def test_an_engine_dies_with_a_parent_that_is_killed(tmp_path):

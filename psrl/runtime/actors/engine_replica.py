@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from pathlib import Path
 
 import ray
@@ -12,14 +10,12 @@ import ray
 from psrl.config.model import ModelConfig
 from psrl.config.rollout import RolloutConfig
 from psrl.engine_client.client import HttpReplica
-from psrl.engines.process import EngineProcess
 from psrl.errors import EngineError
 from psrl.parameter_server.transports.shared_memory import DEFAULT_FOLDER, remove, write_buffer
+from psrl.processes.child import ChildProcess
 from psrl.protocols import WeightReport
-from psrl.runtime.devices import resolved_device
+from psrl.runtime.engines import engine_command
 from psrl.types import PolicyVersion
-
-WATCH_INTERVAL_S = 0.5
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
@@ -27,9 +23,8 @@ class EngineReplicaActor:
     """One replica. Its server dies with this process, whatever ends it."""
 
     def __init__(self, *, index: int, model: ModelConfig, rollout: RolloutConfig, log_folder: Path) -> None:
-        self._index = index
         self._rollout = rollout
-        self._process = EngineProcess(engine_command(model, rollout), log_path=log_folder / f"engine-{index}.log")
+        self._process = ChildProcess(f"engine replica {index}", engine_command(model, rollout), log_path=log_folder / f"engine-{index}.log")
         self._replica: HttpReplica | None = None
 
     async def start(self) -> str:
@@ -59,28 +54,11 @@ class EngineReplicaActor:
         Raises:
             EngineError: With the exit code and the server's last words.
         """
-        while self._process.poll() is None:  # noqa: ASYNC110 - a child process has no event to wait for
-            await asyncio.sleep(WATCH_INTERVAL_S)
-        raise EngineError(f"engine replica {self._index} ended with code {self._process.poll()}: {self._process.last_words()}")
+        code = await self._process.ended()
+        raise EngineError(f"{self._process.name} ended with code {code}: {self._process.last_words()}")
 
     async def stop(self) -> None:
         """End the server."""
         if self._replica is not None:
             await self._replica.close()
         await asyncio.to_thread(self._process.stop)
-
-
-def engine_command(model: ModelConfig, rollout: RolloutConfig) -> list[str]:
-    """Command line of the engine that `rollout.name` chooses."""
-    if rollout.name == "scripted":
-        assert rollout.script_path is not None, "cross checks ask for script_path"
-        return [sys.executable, "-m", "psrl.engines.scripted", "--script", rollout.script_path]
-    return [
-        *(sys.executable, "-m", "psrl.engines.torch"),
-        *("--model-path", model.path),
-        *("--max-num-seqs", str(rollout.max_num_seqs)),
-        *("--max-model-len", str(rollout.prompt_length + rollout.response_length)),
-        *("--dtype", model.dtype),
-        *("--num-threads", str(rollout.num_threads or max(1, len(os.sched_getaffinity(0)) // rollout.num_replicas))),
-        *("--device", resolved_device(rollout.device)),
-    ]
