@@ -70,19 +70,23 @@ class AgentProcess:
             OSError: It cannot be started.
         """
         home, path = str(self.folder), f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
-        self._process = process = await asyncio.create_subprocess_exec(
-            *argv,
-            cwd=self.folder,
-            env={"PATH": path, "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", LABEL_VARIABLE: self._label, **environment},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        self._reading = asyncio.create_task(self._read(process.stdout))
-        exit_code = await process.wait()
-        await self._end()  # What it left behind could hold its output open; then all that was written is read.
+        # A pipe that asyncio knows of would make `wait` wait for everyone who holds it open, and not for the command alone.
+        read_end, write_end = os.pipe()
+        try:
+            self._reading = asyncio.create_task(self._read(await _reader_of(read_end)))
+            self._process = await asyncio.create_subprocess_exec(
+                *argv,
+                cwd=self.folder,
+                env={"PATH": path, "HOME": home, "TMPDIR": home, "LANG": "C.UTF-8", LABEL_VARIABLE: self._label, **environment},
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=write_end,
+                stderr=write_end,
+                start_new_session=True,
+            )
+        finally:
+            os.close(write_end)
+        exit_code = await self._process.wait()
+        await self._end()  # What it left behind could hold its output open; after this all that was written is read.
         text = self._tail.decode(errors="replace").strip()
         return CommandEnd(exit_code=exit_code, output_tail=text, num_output_bytes=self._num_output_bytes)
 
@@ -94,14 +98,13 @@ class AgentProcess:
 
     async def _end(self) -> None:
         """TERM and KILL to the group, then KILL to what left it: environment or command line name the folder."""
-        if self._process is None:
-            return
-        if self._process.returncode is None:
-            _signal_group(self._process.pid, signal.SIGTERM)
-            await self._wait(TERM_GRACE_S)
-        _signal_group(self._process.pid, signal.SIGKILL)
-        await asyncio.to_thread(kill_all_that_mention, str(self.folder))
-        await self._wait(KILL_GRACE_S)
+        if self._process is not None:
+            if self._process.returncode is None:
+                _signal_group(self._process.pid, signal.SIGTERM)
+                await self._wait(TERM_GRACE_S)
+            _signal_group(self._process.pid, signal.SIGKILL)
+            await asyncio.to_thread(kill_all_that_mention, str(self.folder))
+            await self._wait(KILL_GRACE_S)
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=KILL_GRACE_S)
             self._reading.cancel()
@@ -109,6 +112,12 @@ class AgentProcess:
     async def _wait(self, timeout_s: float) -> None:
         assert self._process is not None
         await asyncio.wait({asyncio.ensure_future(self._process.wait())}, timeout=timeout_s)
+
+
+async def _reader_of(pipe: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(pipe, "rb", buffering=0))
+    return reader
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
