@@ -37,7 +37,7 @@ class Verdict(StrEnum):
     REFUSED = "refused"
     """It raises an error on such a conversation."""
     DIFFERS = "differs"
-    """It is append-only, but the renderer's ids are others: training on this template would be wrong."""
+    """The renderer puts other ids after the turn than the template does: training on this template would be wrong."""
 
 
 class ReasoningPolicy(StrEnum):
@@ -108,6 +108,8 @@ class ProbeReport:
     stop_token_ids: tuple[int, ...]
     stop_tokens: tuple[str, ...]
     tool_support: ToolSupport
+    adaptations: tuple[str, ...]
+    """What the renderer changes in messages since the template cannot take them as they are."""
     reasoning: ReasoningPolicy
     history_thinking: HistoryThinking
     cases: tuple[ProbeCase, ...]
@@ -148,6 +150,7 @@ class ProbeReport:
             f"family: {self.family}; a turn ends with {self.end_of_turn!r}, then {self.separator!r}; header {self.header!r}",
             f"stop tokens: {stops}",
             f"tools: {tools[self.tool_support]}",
+            *self.adaptations,
             f"reasoning of earlier turns: {reasoning[self.reasoning]}" + (f"; {handled[self.history_thinking]}" if is_dropped else ""),
             f"append-only: {'yes' if self.is_append_only else 'no; trajectories are all the same, as sampled'}",
         ]
@@ -166,6 +169,7 @@ def probe(renderer: HfRenderer) -> ProbeReport:
         stop_token_ids=renderer.stop_token_ids,
         stop_tokens=tuple(renderer.decode([token_id]) for token_id in renderer.stop_token_ids),
         tool_support=family.tool_support,
+        adaptations=family.adaptations,
         reasoning=_reasoning_policy(renderer),
         history_thinking=renderer.history_thinking,
         cases=tuple(_try(renderer, boundary) for boundary in BOUNDARIES),
@@ -196,17 +200,19 @@ def _judge(renderer: HfRenderer, history: Sequence[Message], following: Sequence
     prompt = renderer.prompt_text(history[:-1], [TOOL])
     turn_end = renderer.prompt_text(history, [TOOL], header=False)
     everything = renderer.prompt_text([*history, *following], [TOOL])
+    sampled = renderer.template.encode(turn_end.removesuffix(renderer.family.separator))
+    added = renderer.following(sampled[-1], following)
+    expected = renderer.template.encode(everything)
+    if expected[len(expected) - len(added) :] != added:
+        return Verdict.DIFFERS, _first_difference(everything[-len(renderer.decode(added)) :], renderer.decode(added))
     if not everything.startswith(prompt):
         return Verdict.REWRITES_PROMPT, _first_difference(prompt, everything)
     if not turn_end.startswith(prompt):
         return Verdict.REWRITES_TURN, _first_difference(prompt, turn_end)
     if not everything.startswith(turn_end):
         return Verdict.REWRITES_TURN, _first_difference(turn_end, everything)
-    sampled = renderer.template.encode(turn_end.removesuffix(renderer.family.separator))
-    ids = renderer.extend(sampled, following)
-    expected = renderer.template.encode(everything)
-    if ids != expected:
-        return Verdict.DIFFERS, _first_difference(everything, renderer.decode(ids))
+    if [*sampled, *added] != expected:
+        return Verdict.DIFFERS, _first_difference(everything, renderer.decode([*sampled, *added]))
     return Verdict.EXACT, ""
 
 

@@ -13,7 +13,16 @@ from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
-from psrl.chat.families import Family, ToolSupport, as_plain_messages, derive_family
+from psrl.chat.families import (
+    Family,
+    ToolSupport,
+    alternating,
+    as_plain_messages,
+    derive_family,
+    markup_of,
+    with_one_text_per_call,
+    with_system_as_user,
+)
 from psrl.chat.parsers import ToolFormat, tool_formats
 from psrl.chat.template import ChatTemplate
 from psrl.errors import ConfigError, TemplateError
@@ -47,7 +56,9 @@ class HfRenderer:
         self._tool_format = tool_format
         own = [self.family.end_of_turn_id, template.eos_token_id, *extra_stop_ids, *self.family.other_stops]
         self._stop_ids = tuple(dict.fromkeys(token_id for token_id in own if token_id is not None))
-        self._num_closer_ids = len(template.encode(self.family.end_of_turn))
+        self._closing_ids = frozenset({*self._stop_ids, self.family.closer_id})
+        self._num_closer_ids = len(template.encode(self.family.closer))
+        self._guard, self._guard_of_tools = markup_of(template, self.family, self._stop_ids)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -63,10 +74,10 @@ class HfRenderer:
         return self.template.encode(self.prompt_text(messages, tools))
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, header: bool = True) -> str:
-        """The text whose ids `open` gives; without `header` it ends where the last message ends."""
-        if self.family.tool_support is ToolSupport.PLAIN_TEXT:
-            return self.template.text(as_plain_messages(messages, tools, self._tool_format), header=header)
-        return self.template.text(messages, tools, header=header)
+        """The text whose ids `open` gives, cut by `chat.markup`; without `header` it ends where the last message ends."""
+        tools = [self._guard.schema(tool) for tool in tools]
+        shaped = self._shaped(messages, tools, is_opening=True)
+        return self.template.text(shaped, () if self.family.tool_support is ToolSupport.PLAIN_TEXT else tools, header=header)
 
     def following(self, last_id: int | None, messages: Sequence[Message]) -> list[int]:
         """Ids between a sampled turn that ends with `last_id` and the next sampled turn, which answers `messages`.
@@ -85,7 +96,7 @@ class HfRenderer:
             ChatML, `<|im_end|>`, a user message "hi" -> ids of "\\n<|im_start|>user\\nhi<|im_end|>\\n<|im_start|>assistant\\n".
         """
         ids = self.template.encode(self._text_between(messages))
-        return ids[self._num_closer_ids :] if last_id in self._stop_ids else ids
+        return ids[self._num_closer_ids :] if last_id in self._closing_ids else ids
 
     def extend(self, ids: Sequence[int], messages: Sequence[Message]) -> list[int]:
         """`ids`, which end with a sampled turn, and what `following` puts after them."""
@@ -119,22 +130,40 @@ class HfRenderer:
         for position, message in enumerate(history):
             if message.role is Role.USER:
                 since_question = list(history[position:])
-        has_reasoning = any(message.role is Role.ASSISTANT and message.reasoning for message in since_question)
+        beside_calls = self.family.takes_one_text_per_call  # such a template treats what is said there as reasoning
+        has_reasoning = any(
+            message.role is Role.ASSISTANT and (message.reasoning or (beside_calls and message.tool_calls and message.content))
+            for message in since_question
+        )
         return has_reasoning and any(message.role in self.family.drops_reasoning_before for message in following)
 
     def _text_between(self, messages: Sequence[Message]) -> str:
         """End of turn, separator, `messages`, header: all that stands between two sampled turns."""
         family = self.family
-        if family.tool_support is ToolSupport.PLAIN_TEXT:
-            messages = as_plain_messages(messages, (), self._tool_format)
-        if family.after_call and messages and messages[0].role is Role.TOOL:
-            after = family.after_call.text_after(self.template.text([*family.after_call.messages, *messages], header=True))
+        shaped = self._shaped(messages, (), is_opening=False)
+        if family.after_call and shaped and shaped[0].role is Role.TOOL:
+            after = family.after_call.text_after(self.template.text(family.after_call.answered_by(shaped), header=True))
             if after.startswith(family.after_call.tail):
-                return family.end_of_turn + family.separator + after[len(family.after_call.tail) :]
-        after = family.plain.text_after(self.template.text([*family.plain.messages, *messages], header=True))
-        if not after.startswith(family.end_of_turn):
-            raise TemplateError(f"the chat template does not end a turn with {family.end_of_turn!r} when messages follow it")
+                return family.closer + family.separator + after[len(family.after_call.tail) :]
+        after = family.plain.text_after(self.template.text([*family.plain.messages, *shaped], header=True))
+        if not after.startswith(family.closer):
+            raise TemplateError(f"the chat template does not end a turn with {family.closer!r} when messages follow it")
         return after
+
+    def _shaped(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, is_opening: bool) -> Sequence[Message]:
+        """The messages as this template takes them, their texts cut where they would become markup."""
+        family = self.family
+        guards = {Role.TOOL: self._guard_of_tools}
+        shaped: Sequence[Message] = [guards.get(message.role, self._guard).message(message) for message in messages]
+        if family.tool_support is ToolSupport.PLAIN_TEXT:
+            shaped = as_plain_messages(shaped, tools, self._tool_format)
+        if family.takes_one_text_per_call:
+            shaped = with_one_text_per_call(shaped)
+        if not (family.takes_system and family.takes_later_system):
+            shaped = with_system_as_user(shaped, keeps_first=is_opening and family.takes_system)
+        if family.must_alternate:
+            shaped = alternating(shaped)
+        return shaped
 
 
 def load_renderer(

@@ -41,6 +41,8 @@ def renderer_of(template):
         ("smollm2", "chatml", "<|im_end|>", "\n", ToolSupport.PLAIN_TEXT, ReasoningPolicy.NOT_WRITTEN, True),
         ("qwen3", "chatml", "<|im_end|>", "\n", ToolSupport.TEMPLATE, ReasoningPolicy.DROPPED_BEFORE_USER, False),
         ("llama3_1", "llama", "<|eot_id|>", "", ToolSupport.PLAIN_TEXT, ReasoningPolicy.NOT_WRITTEN, True),
+        ("gpt_oss", "harmony", "<|return|>", "", ToolSupport.TEMPLATE, ReasoningPolicy.DROPPED_BEFORE_USER, False),
+        ("gemma3", "gemma", "<end_of_turn>", "\n", ToolSupport.PLAIN_TEXT, ReasoningPolicy.NOT_WRITTEN, True),
     ],
 )
 def test_each_real_template_is_described(name, family, end_of_turn, separator, tool_support, reasoning, is_append_only):

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from families_under_test import END_OF_TURN, FAMILIES, FOLDERS, HEADER, SEPARATOR, TOOL, real_family
+from families_under_test import (
+    CLOSER,
+    END_OF_TURN,
+    FAMILIES,
+    FOLDERS,
+    HEADER,
+    SEPARATOR,
+    TOOL,
+    USER_HEADER,
+    real_family,
+)
 from transformers import AutoTokenizer
 
 from psrl.chat import HfRenderer, load_renderer
@@ -21,7 +31,7 @@ from psrl.chat.template import ChatTemplate
 from psrl.errors import ConfigError, TemplateError
 from psrl.types import Message, Role, ToolCall, ToolCallError
 
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FUZZ = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 CODE = 'x = {"a": "}"}\nprint(f"{x[\'a\']}</tool_call>")  # \\n "quoted"'
 SNIPPETS = [
     "",
@@ -39,6 +49,8 @@ TEXTS = st.sampled_from(SNIPPETS) | st.text(st.characters(exclude_categories=["C
 SPOKEN = st.just("") | st.builds(lambda first, rest: first + rest, st.sampled_from(["It is", "5", "{", "π", "<"]), TEXTS)
 # Qwen3's template takes a user message in these tags for a tool's answer, whoever wrote it.
 QUESTIONS = TEXTS.filter(lambda text: not text.startswith("<tool_response>"))
+# Qwen3's tags are tokens: in what a tool says they stay text, which the template's own ids would not have (test_markup).
+ANSWERS = TEXTS.filter(lambda text: "tool_" not in text)
 THOUGHTS = st.none() | st.sampled_from(["I add them.", "First 2.\n\nThen 3."])
 
 
@@ -59,8 +71,13 @@ def conversations(draw, questions=TEXTS):
         num_calls = draw(st.integers(0, 3))
         calls = tuple(ToolCall(id=f"call-{turn}-{i}", name=TOOL.name, arguments={"code": draw(TEXTS)}) for i in range(num_calls))
         messages.append(Message(role=Role.ASSISTANT, content=draw(SPOKEN), tool_calls=calls, reasoning=draw(THOUGHTS)))
-        messages += [tool(draw(TEXTS)) for _ in calls] or [user(draw(questions))]
+        messages += [tool(draw(ANSWERS)) for _ in calls] or [user(draw(questions))]
     return messages
+
+
+def is_thought(name, said):
+    """GPT-OSS's template takes what is said beside a call for reasoning."""
+    return said.reasoning or (name == "gpt_oss" and said.tool_calls and said.content)
 
 
 def turns_of(messages):
@@ -77,14 +94,14 @@ def test_concatenated_turns_are_the_templates_own_rendering_wherever_it_is_appen
     turns = turns_of(messages)
     if not all(whole.startswith(family.whole(messages[:turn], tools, header=True)) for turn in turns):
         assert not family.report.is_append_only
-        first = next(index for index in turns if messages[index].reasoning)
+        first = next(index for index in turns if is_thought(name, messages[index]))
         assert any(message.role is Role.USER for message in messages[first:]), "rewritten for another reason than dropped reasoning"
         return
     whole_ids = family.encode(whole)
     ids = family.renderer.open(messages[: turns[0]], tools)
     for turn, next_turn in zip(turns, [*turns[1:], len(messages)], strict=True):
-        end = whole_ids.index(family.end_of_turn_id, len(ids))
-        ids = family.renderer.extend([*ids, *whole_ids[len(ids) : end + 1]], messages[turn + 1 : next_turn])
+        end = family.end_of(messages[turn], whole_ids, len(ids))
+        ids = family.renderer.extend([*ids, *whole_ids[len(ids) : end]], messages[turn + 1 : next_turn])
         assert ids == whole_ids[: len(ids)]
     assert ids == whole_ids
 
@@ -115,7 +132,7 @@ def test_the_separator_stands_between_a_finished_turn_and_the_next_message(name)
     longer = family.renderer.extend(ids, [user("sure?")])
     added = family.tokenizer.decode(longer[len(ids) :])
     assert longer[: len(ids)] == ids
-    assert added.startswith(SEPARATOR[name] + HEADER[name].replace("assistant", "user"))
+    assert added.startswith(SEPARATOR[name] + USER_HEADER[name])
     assert added.endswith(HEADER[name])
 
 
@@ -124,7 +141,7 @@ def test_a_turn_that_was_cut_is_closed_by_the_renderer(name):
     family = real_family(name)
     ids = [*family.renderer.open([user("2 + 3?")], []), *family.encode("It is")]
     added = family.tokenizer.decode(family.renderer.extend(ids, [user("go on")])[len(ids) :])
-    assert added.startswith(END_OF_TURN[name] + SEPARATOR[name] + HEADER[name].replace("assistant", "user"))
+    assert added.startswith(CLOSER[name] + SEPARATOR[name] + USER_HEADER[name])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -135,7 +152,7 @@ def test_each_of_several_stop_ids_ends_a_turn_and_nothing_closes_it_twice(name):
     assert family.renderer.stop_token_ids[0] == family.end_of_turn_id
     for stop_id in family.renderer.stop_token_ids:
         ids = [*prompt, *family.encode("5"), stop_id]
-        assert family.end_of_turn_id not in family.renderer.extend(ids, [])[len(ids) :]
+        assert family.tokenizer.decode(family.renderer.extend(ids, [])[len(ids) :]) == SEPARATOR[name] + HEADER[name]
         assert family.renderer.parse([*family.encode("5"), stop_id], turn=0).content == "5"
 
 
@@ -155,14 +172,13 @@ def test_sampled_ids_that_no_encoder_would_give_are_kept_as_they_are(name):
     assert family.renderer.extend(ids, [tool("5")])[: len(ids)] == ids
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name != "gpt_oss"])
 def test_several_tool_answers_stand_in_one_user_block(name):
     family = real_family(name)
     ids = [*family.renderer.open([user("2 + 3?")], [TOOL]), *family.encode("x"), family.end_of_turn_id]
     added = family.tokenizer.decode(family.renderer.extend(ids, [tool("5"), tool("6")])[len(ids) :])
     block = "<tool_response>\n5\n</tool_response>\n<tool_response>\n6\n</tool_response>"
-    user_header = HEADER[name].replace("assistant", "user")
-    assert added == SEPARATOR[name] + user_header + block + END_OF_TURN[name] + SEPARATOR[name] + HEADER[name]
+    assert added == SEPARATOR[name] + USER_HEADER[name] + block + END_OF_TURN[name] + SEPARATOR[name] + HEADER[name]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -170,7 +186,7 @@ def test_every_template_shows_the_tools(name):
     family = real_family(name)
     prompt = family.tokenizer.decode(family.renderer.open([Message(role=Role.SYSTEM, content="Be brief."), user("2 + 3?")], [TOOL]))
     assert prompt.index("Be brief.") < prompt.index("code_interpreter") < prompt.index("2 + 3?")
-    assert prompt.count("system") == 1
+    assert prompt.count("system") == (0 if name == "gemma3" else 1)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -187,16 +203,84 @@ def test_messages_that_another_writer_put_between_sampled_turns_are_rendered_as_
     sampled = [*family.encode("5"), family.end_of_turn_id]
     ids = [*family.renderer.open(question, [TOOL]), *sampled]
     said = Message(role=Role.ASSISTANT, content="5")
-    assert [*ids, *family.renderer.following(ids[-1], written)] == family.encode(
-        family.whole([*question, said, *written], [TOOL], header=True)
-    )
+    whole = family.encode(family.whole([*question, said, *written], [TOOL], header=True))
+    added = family.renderer.following(ids[-1], written)
+    assert whole[len(whole) - len(added) :] == added
+    if name != "gpt_oss":  # whose sampled turn has no channel here
+        assert [*ids, *added] == whole
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_turn_of_no_ids_is_closed_and_answered_too(name):
     family = real_family(name)
     added = family.tokenizer.decode(family.renderer.following(None, [user("go on")]))
-    assert added.startswith(END_OF_TURN[name] + SEPARATOR[name] + HEADER[name].replace("assistant", "user"))
+    assert added.startswith(CLOSER[name] + SEPARATOR[name] + USER_HEADER[name])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_prompt_has_the_beginning_of_text_that_its_template_writes_and_no_other(name):
+    family = real_family(name)
+    bos = {"llama3_1": "<|begin_of_text|>", "gemma3": "<bos>"}.get(name)
+    ids = family.renderer.open([user("2 + 3?")], [])
+    if bos is None:
+        assert ids[0] == family.encode(HEADER[name])[0]
+        return
+    bos_id = family.tokenizer.convert_tokens_to_ids(bos)
+    assert [position for position, token_id in enumerate(ids) if token_id == bos_id] == [0]
+    assert bos_id not in family.renderer.following(ids[-1], [user("sure?")])
+
+
+def test_gpt_oss_ends_turns_by_return_and_call_and_not_by_the_end_of_a_channel():
+    family = real_family("gpt_oss")
+    end, call, returned = family.tokenizer.convert_tokens_to_ids(["<|end|>", "<|call|>", "<|return|>"])
+    assert {call, returned} <= set(family.renderer.stop_token_ids)
+    assert end not in family.renderer.stop_token_ids
+    for last in (returned, call, end):
+        added = family.tokenizer.decode(family.renderer.following(last, [user("sure?")]))
+        assert added == "<|start|>user<|message|>sure?<|end|><|start|>assistant"
+
+
+def test_gpt_oss_names_the_tool_that_answers():
+    family = real_family("gpt_oss")
+    stop = family.renderer.stop_token_ids[1]
+    named = family.tokenizer.decode(family.renderer.following(stop, [tool("5")]))
+    assert named == '<|start|>functions.code_interpreter to=assistant<|channel|>commentary<|message|>"5"<|end|><|start|>assistant'
+    unnamed = family.tokenizer.decode(family.renderer.following(stop, [Message(role=Role.TOOL, content="5")]))
+    assert unnamed.startswith("<|start|>functions.unknown to=assistant")
+
+
+def test_a_template_that_prints_today_prints_the_date_of_its_options():
+    path = str(FOLDERS["gpt_oss"]())
+    fixed = load_renderer(path, tool_format="hermes", template_options={"current_date": "2026-02-03", "reasoning_effort": "high"})
+    prompt = fixed.decode(fixed.open([user("2 + 3?")], []))
+    assert "Current date: 2026-02-03\n" in prompt
+    assert "Reasoning: high" in prompt
+    assert "Current date: 2025-01-01\n" in real_family("gpt_oss").renderer.prompt_text([user("2 + 3?")], [])
+    with pytest.raises(TemplateError, match="current_date"):
+        load_renderer(path, tool_format="hermes", template_options={"current_date": "today"})
+
+
+@pytest.mark.parametrize(
+    ("messages", "joined"),
+    [
+        ([tool("5"), user("go on")], "<tool_response>\n5\n</tool_response>\n\ngo on"),
+        ([user("a"), user("b")], "a\n\nb"),
+        ([Message(role=Role.SYSTEM, content="Be brief."), user("b")], "Be brief.\n\nb"),
+    ],
+)
+def test_gemma_is_never_given_two_user_messages_in_a_row(messages, joined):
+    family = real_family("gemma3")
+    added = family.tokenizer.decode(family.renderer.following(family.end_of_turn_id, messages))
+    assert added == f"\n<start_of_turn>user\n{joined}<end_of_turn>\n<start_of_turn>model\n"
+
+
+def test_a_system_message_that_a_template_would_lose_is_shown_as_the_users():
+    family = real_family("gpt_oss")
+    later = [Message(role=Role.SYSTEM, content="Be brief."), user("b")]
+    added = family.tokenizer.decode(family.renderer.following(family.end_of_turn_id, later))
+    assert "<|start|>user<|message|>Be brief.<|end|>" in added
+    opened = family.tokenizer.decode(family.renderer.open(later, []))
+    assert "<|start|>developer<|message|># Instructions\n\nBe brief." in opened
 
 
 class RecordingTemplate(ChatTemplate):

@@ -1,0 +1,56 @@
+"""Compiles a chat template once, in the surroundings that transformers gives it, but with a date that stands still.
+
+transformers tells templates the clock's date and copies every message deep before each rendering (half of the time of a short one).
+That both write the same text is held by the tests, which ask `apply_chat_template` for the truth.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+
+def compile_template(source: str, today: date) -> jinja2.Template:
+    """A template whose `render` takes messages, tools, add_generation_prompt and what else its writer thought of.
+
+    Raises:
+        jinja2.TemplateSyntaxError: The source is no template.
+    """
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = today.strftime
+    return environment.from_string(source)
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}`, by which templates mark what an assistant wrote; here it only stands for its body."""
+
+    tags = {"generation"}  # noqa: RUF012 - the base class declares it so
+
+    def parse(self, parser: Parser) -> jinja2.nodes.Node:
+        """The body, in a scope of its own as in transformers."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without jinja's escapes for web pages."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
