@@ -19,11 +19,14 @@ def trained_branches(trajectories: Sequence[Trajectory], branch_reward: str) -> 
     """
     if branch_reward == SHARED or len(trajectories) <= 1:
         return tuple(trajectories)
-    return (_with_shared_turns(trajectories[-1], trajectories[:-1]),)
+    whole: list[Trajectory] = []
+    for trajectory in trajectories:
+        whole.append(_with_shared_turns(trajectory, whole))
+    return (whole[-1],)
 
 
 def _with_shared_turns(branch: Trajectory, earlier: Sequence[Trajectory]) -> Trajectory:
-    """`branch`, with turns that it shares with an earlier one as steps of its own again.
+    """`branch`, with the turns that it shares with one of the whole `earlier` ones as steps of its own again.
 
     Example:
         earlier 1 2 | 3 4 and branch 1 2 3 4 5 | 6 (sampled after the bar) -> 1 2 | 3 4, 5 | 6.
