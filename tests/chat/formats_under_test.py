@@ -45,8 +45,10 @@ def hostile(name):
 
 
 def can_be_carried(name, text):
-    """Qwen3-Coder's XML escapes nothing, so a value cannot hold the end of a value with what follows it; JSON holds any text."""
-    return name != "qwen3_coder" or not ("</parameter>" in text and ("<parameter=" in text or "</function>" in text))
+    """Qwen3-Coder's XML escapes nothing, so a value cannot hold what ends a value, or what stands between calls; JSON holds any text."""
+    ends_value = "</parameter>" in text and ("<parameter=" in text or "</function>" in text)
+    ends_call = "</function>" in text and "<function=" in text
+    return name != "qwen3_coder" or not (ends_value or ends_call)
 
 
 def json_values(name):

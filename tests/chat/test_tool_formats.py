@@ -11,7 +11,7 @@ from psrl.chat.parsers import call_id, tool_formats
 from psrl.errors import ConfigError
 from psrl.types import ToolCall, ToolCallError, ToolSchema
 
-FUZZ = settings(max_examples=60, deadline=None)
+FUZZ = settings(max_examples=15, deadline=None)
 HOSTILE_LENGTH = 100_000
 HOSTILE_LIMIT_S = 20
 """Ten times what the slowest takes on two slow cores; a quadratic scanner takes minutes."""
@@ -100,7 +100,7 @@ def test_a_hostile_text_is_read_in_linear_time(name, junk):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_repeated_text_is_read_in_linear_time(name, data):
     pieces = st.sampled_from(MARKS[name]) | st.sampled_from(JUNK)

@@ -22,9 +22,9 @@ SHAPE = '{"name": <function-name>, "parameters": <args-json-object>}'
 
 _TAG = re.escape(TAG)
 _BEGINNING = r'\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"(?:[^"\\\n]|\\.)*"\s*,\s*"(?:parameters|arguments)"\s*:'
-_FIRST = re.compile(rf"{_TAG}\s*|(?:^|\A\s*)(?={_BEGINNING})", re.MULTILINE)
-_NEXT = re.compile(rf"[\s;]*(?:{_TAG}\s*|(?={_BEGINNING}))")
-_SEPARATOR = re.compile(r"\s*;")
+_FIRST = re.compile(rf"(?:^|\A\s*|(?={_TAG}))(?P<call>{_TAG}\s*|(?={_BEGINNING}))", re.MULTILINE)
+_NEXT = re.compile(rf"[\s;]*(?P<call>{_TAG}\s*|(?={_BEGINNING}))")
+_SEPARATORS = re.compile(r"(?:\s*;)*[ \t]*")
 
 
 @tool_formats.register("llama3_json")
@@ -63,13 +63,13 @@ def _find(text: str) -> Iterator[WrittenCall]:
 
 
 def _read(text: str, opening: re.Match[str], ends: BrokenCallEnds) -> WrittenCall:
-    """The call whose JSON begins where `opening` ends; a semicolon after it belongs to it."""
-    start, begin = opening.span()
+    """The call whose JSON begins where `opening` ends; semicolons after it belong to it."""
+    start, begin = opening.span("call")
     try:
         value, end = read_json(text, begin)
     except UnreadableError as why:
         end = ends.balanced(begin) or ends.end(begin, begin)[0]
         return WrittenCall(start=start, end=max(begin, end), said=why)
-    separator = _SEPARATOR.match(text, end)
-    end = separator.end() if separator else end
+    if separators := _SEPARATORS.match(text, end):
+        end = separators.end()
     return WrittenCall(start=start, end=end, said=said_by(value, arguments_keys=("parameters", "arguments"), shape=SHAPE))

@@ -80,7 +80,7 @@ def _single(text: str, start: int, ends: BrokenCallEnds) -> WrittenCall:
     try:
         arguments, json_end = read_json(text, head.end())
     except UnreadableError as why:
-        end, _ = ends.end(head.end(), head.end() if why.position is None else why.position)
+        end = ends.balanced(head.end()) or ends.end(head.end(), head.end())[0]
         return WrittenCall(start=start, end=end, said=why)
     return WrittenCall(start=start, end=json_end, said=said_with(head["name"], arguments, shape=SHAPE))
 
@@ -89,6 +89,7 @@ def _array(text: str, start: int, begin: int, ends: BrokenCallEnds) -> Iterator[
     """The calls of the array whose bracket stands at `begin`, each at its own place; the last one's end is the array's.
 
     An element that cannot be read ends where its braces are balanced; where they are not, the rest of the array is lost with it.
+    A comma after the last element means nothing.
     """
     position = skip_whitespace(text, begin + 1)
     if text.startswith("]", position):
@@ -96,17 +97,15 @@ def _array(text: str, start: int, begin: int, ends: BrokenCallEnds) -> Iterator[
         return
     while True:
         said, item_end = _element(text, position, ends)
-        after = skip_whitespace(text, item_end) if item_end is not None else len(text)
-        if item_end is None or text[after : after + 1] not in (",", "]"):
-            end, _ = ends.end(position, position)
-            if isinstance(said, UnreadableError) or item_end is None:
-                yield WrittenCall(start=start, end=end, said=said)
-            else:
-                yield WrittenCall(start=start, end=after, said=said)
+        after = len(text) if item_end is None else skip_whitespace(text, item_end)
+        if text[after : after + 1] not in (",", "]"):
+            is_lost = isinstance(said, UnreadableError)
+            yield WrittenCall(start=start, end=ends.end(position, position)[0] if is_lost else after, said=said)
             return
-        following = skip_whitespace(text, after + 1)
-        yield WrittenCall(start=start, end=following if text[after] == "," else after + 1, said=said)
-        if text[after] == "]":
+        following = after if text[after] == "]" else skip_whitespace(text, after + 1)
+        is_closed = text.startswith("]", following)
+        yield WrittenCall(start=start, end=following + is_closed, said=said)
+        if is_closed or following == len(text) or text.startswith(OPEN, following):
             return
         start = position = following
 

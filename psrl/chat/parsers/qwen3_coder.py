@@ -3,7 +3,8 @@
 Values are plain text, nothing in them is escaped, and their types stand in the tool's schema only. So a value may hold any tag of
 the format, and its end is a matter of what follows: a value ends at the first `</parameter>` after which (line breaks and spaces
 aside) another parameter begins, or the function closes and then the call closes, the next call begins, or the text ends. Any other
-tag inside a value is text. What the format cannot carry is a value that holds such an end itself.
+tag inside a value is text. Only where a call closes and the next one opens no value goes on: its end was forgotten. What the format
+cannot carry is a value that holds such an end, or such a place between calls, itself.
 
 One line break after the opening tag and one before the closing tag belong to the format; all other space belongs to the value.
 """
@@ -14,6 +15,7 @@ import json
 import re
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from psrl.chat.parsers.base import ParsedCalls, ToolFormat, tool_formats
@@ -35,7 +37,18 @@ _PARAMETER = re.compile(r"<parameter=(?P<key>[^<>\n]+)>")
 _CLOSING = rf"{END_FUNCTION}\s*(?:{CLOSE}(?![\"'`\\])|\Z|(?={OPEN}|<function=))"
 _VALUE_END = re.compile(rf"{END_VALUE}(?=\s*(?:{_PARAMETER.pattern.replace('?P<key>', '?:')}|{_CLOSING}))")
 _CALL_END = re.compile(_CLOSING)
+_BETWEEN_CALLS = re.compile(rf"{END_FUNCTION}\s*{CLOSE}(?=\s*{OPEN}\s*<function=)")
 _CALL_TAG = re.compile(rf"{CLOSE}|(?={OPEN})")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Places:
+    """Where a text may end something, in order."""
+
+    value_ends: list[int]
+    """Of closing tags of parameters with what must follow them."""
+    boundaries: list[int]
+    """Of places where one call closes and the next one opens."""
 
 
 @tool_formats.register("qwen3_coder")
@@ -68,20 +81,23 @@ class Qwen3CoderFormat(ToolFormat):
 
 
 def _find(text: str, tools: Mapping[str, ToolSchema]) -> Iterator[WrittenCall]:
-    value_ends = [match.start() for match in _VALUE_END.finditer(text)]
+    places = _Places(
+        value_ends=[match.start() for match in _VALUE_END.finditer(text)],
+        boundaries=[match.start() for match in _BETWEEN_CALLS.finditer(text)],
+    )
     position = 0
     while opening := _OPENING.search(text, position):
-        call = _read(text, opening, value_ends, tools)
+        call = _read(text, opening, places, tools)
         yield call
         position = call.end
 
 
-def _read(text: str, opening: re.Match[str], value_ends: Sequence[int], tools: Mapping[str, ToolSchema]) -> WrittenCall:
+def _read(text: str, opening: re.Match[str], places: _Places, tools: Mapping[str, ToolSchema]) -> WrittenCall:
     """The call that `opening` opens; one that cannot be read ends at the next tag around calls after where reading stopped."""
     is_enclosed = opening[0] == OPEN
     begin = opening.end() if is_enclosed else opening.start()
     try:
-        name, values, closing = _values(text, begin, value_ends)
+        name, values, closing = _values(text, begin, places)
         if is_enclosed and not closing[0].endswith(CLOSE):
             raise UnreadableError("unclosed", f"The call has no {CLOSE}.", position=closing.end())
     except UnreadableError as why:
@@ -95,8 +111,8 @@ def _read(text: str, opening: re.Match[str], value_ends: Sequence[int], tools: M
     return WrittenCall(start=opening.start(), end=closing.end(), said=said_with(name, arguments, shape=SHAPE))
 
 
-def _values(text: str, begin: int, value_ends: Sequence[int]) -> tuple[str, dict[str, str], re.Match[str]]:
-    """(name, values as they are written, what closes the call). `value_ends` are the places where some value may end."""
+def _values(text: str, begin: int, places: _Places) -> tuple[str, dict[str, str], re.Match[str]]:
+    """(name, values as they are written, what closes the call)."""
     function = _FUNCTION.match(text, begin)
     if not function:
         is_empty = text.startswith(CLOSE, skip_whitespace(text, begin))
@@ -105,11 +121,11 @@ def _values(text: str, begin: int, value_ends: Sequence[int]) -> tuple[str, dict
     position = function.end()
     while parameter := _PARAMETER.match(text, position):
         key = parameter["key"]
-        following = bisect_left(value_ends, parameter.end())
-        if following == len(value_ends):
+        end = _first_from(places.value_ends, parameter.end())
+        boundary = _first_from(places.boundaries, parameter.end())
+        if end is None or (boundary is not None and boundary < end):
             why = f"The value of {key!r} has no {END_VALUE} that {END_FUNCTION} and {CLOSE} or another parameter follow."
-            raise UnreadableError("unclosed", why, position=parameter.end())
-        end = value_ends[following]
+            raise UnreadableError("unclosed", why, position=parameter.end() if boundary is None else boundary)
         if key in values:
             raise UnreadableError("duplicate_parameter", f"The call gives {key!r} twice.", position=end)
         values[key] = text[parameter.end() : end].removeprefix("\n").removesuffix("\n")
@@ -120,6 +136,11 @@ def _values(text: str, begin: int, value_ends: Sequence[int]) -> tuple[str, dict
         why = f"{END_FUNCTION} and {CLOSE} do not follow the parameters. Write the call as:\n{SHAPE}"
         raise UnreadableError("unclosed" if is_cut else "invalid_xml", why, position=position)
     return function["name"], values, closing
+
+
+def _first_from(positions: Sequence[int], start: int) -> int | None:
+    index = bisect_left(positions, start)
+    return positions[index] if index < len(positions) else None
 
 
 def _typed(key: str, written: str, schema: Any) -> Any:
