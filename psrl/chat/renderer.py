@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from psrl.chat.families import (
@@ -124,8 +125,10 @@ class HfRenderer:
 
         Then the caller opens a new trajectory with `open(history + following)` instead of extending the old one.
         """
-        if self.history_thinking is HistoryThinking.KEEP:
-            return False
+        return self.history_thinking is HistoryThinking.STRIP and self.drops_reasoning(history, following)
+
+    def drops_reasoning(self, history: Sequence[Message], following: Sequence[Message]) -> bool:
+        """Whether the template leaves out reasoning of `history` once `following` comes after it."""
         since_question = list(history)
         for position, message in enumerate(history):
             if message.role is Role.USER:
@@ -184,6 +187,8 @@ def load_renderer(
     from transformers import AutoTokenizer  # here, since it costs seconds and parsers and configuration need none of it
 
     format_class = tool_formats.resolve(tool_format)
+    if not Path(model_path).is_dir():
+        raise ConfigError(key="model.path", value=model_path, rule="is no folder", fix="give a folder that holds a model and its tokenizer")
     if history_thinking not in set(HistoryThinking):
         fix = f"use one of {', '.join(HistoryThinking)}"
         raise ConfigError(key="model.history_thinking", value=history_thinking, rule="is no known choice", fix=fix)

@@ -44,6 +44,7 @@ class ChatTemplate:
             self._compiled_for_tools = compile_template(tokenizer.get_chat_template(tools=[{}]), today)
         except (jinja2.TemplateError, ValueError) as error:
             raise TemplateError(f"the chat template in {tokenizer.name_or_path!r} cannot be used: {error}") from error
+        self._prints_date = "strftime_now" in tokenizer.get_chat_template()
         self._options = {**tokenizer.special_tokens_map, **self._options}
         self._vocabulary: dict[str, int] = tokenizer.get_vocab()
 
@@ -93,6 +94,11 @@ class ChatTemplate:
         """The tokenizer's own token for the beginning of a text; whether a prompt has one is the template's choice."""
         token: str | None = self._tokenizer.bos_token
         return token
+
+    @property
+    def prints_date(self) -> bool:
+        """Whether the template asks for today's date anywhere."""
+        return self._prints_date
 
     @property
     def current_date(self) -> str:
