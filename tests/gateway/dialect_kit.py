@@ -127,10 +127,9 @@ def anthropic_client(server):
     return anthropic.Anthropic(base_url=server.url, api_key="a-key", max_retries=0, http_client=http, timeout=20)
 
 
-def refused(dialect, body):
-    """(status, code, param) of the error that a request is answered with."""
+def outcome_of(dialect, body, *, read_before=None):
+    """(status, code, param) of the error that a request is answered with, or what it was read as."""
     try:
-        request = dialect.read_request(body, history=lambda id: [], read_before=ReadBefore())
+        return dialect.read_request(body, history=lambda id: [], read_before=read_before or ReadBefore())
     except SessionRequestError as error:
         return error.status, error.code, error.param
-    return request

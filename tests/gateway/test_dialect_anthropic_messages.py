@@ -2,7 +2,7 @@
 
 import anthropic
 import pytest
-from dialect_kit import ASKED, CALL, anthropic_client, assistant, make_turn, refused, served
+from dialect_kit import ASKED, CALL, anthropic_client, assistant, make_turn, outcome_of, served
 
 from psrl.errors import SessionRequestError
 from psrl.gateway.dialects import AnthropicMessages
@@ -250,4 +250,4 @@ def test_an_error_inside_a_stream_is_raised_by_the_official_client(server, clien
     ],
 )
 def test_a_bad_request_is_refused_with_its_code_and_parameter(change, code, param):
-    assert refused(AnthropicMessages(), ASK | change) == (400, code, param)
+    assert outcome_of(AnthropicMessages(), ASK | change) == (400, code, param)

@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from dialect_kit import ASKED, CALL, assistant, make_turn, openai_client, refused, served
+from dialect_kit import ASKED, CALL, assistant, make_turn, openai_client, outcome_of, served
 
 from psrl.errors import SessionRequestError
 from psrl.gateway.dialects import OpenAIChat
@@ -104,6 +104,16 @@ def test_an_answer_of_calls_alone_has_null_content_and_an_empty_answer_has_empty
     assert client.chat.completions.create(model="policy", messages=[USER]).choices[0].message.content is None
     server.turn = make_turn(assistant())
     assert client.chat.completions.create(model="policy", messages=[USER]).choices[0].message.content == ""
+
+
+@pytest.mark.parametrize("reasoning", ["", None])
+def test_reasoning_without_a_word_is_told_from_no_reasoning(server, client, reasoning):
+    server.turn = make_turn(assistant("five", reasoning=reasoning))
+    whole = client.chat.completions.create(model="policy", messages=[USER]).choices[0].message
+    chunks = list(client.chat.completions.create(model="policy", messages=[USER], stream=True))
+    expected = {} if reasoning is None else {"reasoning_content": ""}
+    assert whole.model_extra == expected
+    assert {name: text for chunk in chunks for name, text in chunk.choices[0].delta.model_extra.items()} == expected
 
 
 def test_logprobs_are_those_of_every_sampled_token(server, client):
@@ -301,8 +311,8 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
     ],
 )
 def test_a_bad_request_is_refused_with_its_code_and_parameter(change, code, param):
-    assert refused(OpenAIChat(), {"model": "policy", "messages": [USER], **change}) == (400, code, param)
+    assert outcome_of(OpenAIChat(), {"model": "policy", "messages": [USER], **change}) == (400, code, param)
 
 
 def test_a_body_that_is_no_object_is_refused():
-    assert refused(OpenAIChat(), [1]) == (400, "invalid_value", "body")
+    assert outcome_of(OpenAIChat(), [1]) == (400, "invalid_value", "body")

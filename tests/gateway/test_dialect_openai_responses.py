@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from dialect_kit import ASKED, CALL, assistant, make_turn, openai_client, refused, served
+from dialect_kit import ASKED, CALL, assistant, make_turn, openai_client, outcome_of, served
 
 from psrl.errors import SessionRequestError
 from psrl.gateway.dialects import OpenAIResponses
@@ -250,4 +250,4 @@ def test_an_error_inside_a_stream_is_raised_by_the_official_client(server, clien
     ],
 )
 def test_a_bad_request_is_refused_with_its_code_and_parameter(change, code, param):
-    assert refused(OpenAIResponses(), ASK | change) == (400, code, param)
+    assert outcome_of(OpenAIResponses(), ASK | change) == (400, code, param)
