@@ -34,8 +34,6 @@ class Turn:
     """Messages between the parent's answer and this turn; the whole conversation where there is no parent."""
     answer: Message
     """What the agent was given."""
-    echo: Message | None = None
-    """How the agent sent it back, as last seen: known again without comparing."""
     text: str
     """The decoded turn, for people."""
     observation_ids: list[int]  # [O]
@@ -69,56 +67,58 @@ class Branch:
 
     parent: Turn | None
     tools: tuple[ToolSchema, ...]
+    messages: tuple[Message, ...]
+    """The whole request."""
     prompt: tuple[Message, ...]
+    """What of it came since the parent's answer."""
     observation_ids: list[int]  # [O]
     context_ids: list[int]  # [P]
     num_first_prompt: int
 
 
 class SessionTree:
-    """The turns of one session. `place` may run in another thread; `capture` and the rest run in one."""
+    """The turns of one session. Not safe for threads but for `place`, which changes nothing."""
 
     def __init__(self, renderer: Renderer) -> None:
         """The renderer is shared."""
         self._renderer = renderer
         self._turns: list[Turn] = []
         self._first_turns: dict[bytes, list[Turn]] = {}
+        self._newest: tuple[Branch, Turn, list[int]] | None = None
+        """The turn captured last, with its branch and the ids through it: what most requests continue, found without a search."""
 
     @property
     def turns(self) -> Sequence[Turn]:
         """All turns, in the order in which they were captured."""
         return self._turns
 
-    def place(self, messages: Sequence[Message], tools: tuple[ToolSchema, ...]) -> Branch:
+    def place(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> Branch:
         """Find what a request continues and render what is new. Its cost is that of the new messages, but for comparing the old ones.
 
         Raises:
             TemplateError: The template refuses the conversation.
         """
-        known = self._last_unchanged(messages, tools)
+        known = self._newest_unchanged(messages, tools) or self._last_unchanged(messages, tools)
         if known is None:
-            return self._anew(tuple(messages), tools)
-        following = tuple(messages[known.num_messages :])
+            return self._anew(messages, tools)
+        following = messages[known.num_messages :]
         conversation = known.conversation()
         if self._renderer.begins_branch(conversation, following):
-            return self._anew(tuple(messages), tools, shown=(*conversation, *following))
+            return self._anew(messages, tools, shown=(*conversation, *following))
         sampled = known.generation.token_ids
         try:
             observation_ids = self._renderer.following(sampled[-1] if sampled else None, following)
         except TemplateError:
             if all(message.role is not Role.ASSISTANT for message in following):
                 raise
-            return self._anew(tuple(messages), tools)  # the template can't continue with a message that the agent wrote itself
-        context: list[int] = []
-        for turn in known.path():
-            context += turn.observation_ids
-            context += turn.generation.token_ids
+            return self._anew(messages, tools)  # the template can't continue with a message that the agent wrote itself
         return Branch(
             parent=known,
             tools=tools,
+            messages=messages,
             prompt=following,
             observation_ids=observation_ids,
-            context_ids=context + observation_ids,
+            context_ids=self._ids_through(known) + observation_ids,
             num_first_prompt=known.num_first_prompt,
         )
 
@@ -143,6 +143,7 @@ class SessionTree:
         siblings = branch.parent.children if branch.parent else self._first_turns.setdefault(_key_of(branch.tools), [])
         siblings.append(turn)
         self._turns.append(turn)
+        self._newest = (branch, turn, branch.context_ids + generation.token_ids)
         return turn
 
     def leaves(self) -> list[Turn]:
@@ -176,25 +177,48 @@ class SessionTree:
         return Branch(
             parent=None,
             tools=tools,
+            messages=messages,
             prompt=messages,
             observation_ids=ids,
             context_ids=ids,
             num_first_prompt=len(ids),
         )
 
-    def _last_unchanged(self, messages: Sequence[Message], tools: tuple[ToolSchema, ...]) -> Turn | None:
+    def _ids_through(self, turn: Turn) -> list[int]:
+        if self._newest is not None and self._newest[1] is turn:
+            return self._newest[2]
+        ids: list[int] = []
+        for one in turn.path():
+            ids += one.observation_ids
+            ids += one.generation.token_ids
+        return ids
+
+    def _newest_unchanged(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> Turn | None:
+        """The newest turn, if `messages` extend it by no answer of another turn: then no turn has a longer conversation."""
+        if self._newest is None:
+            return None
+        branch, turn, _ = self._newest
+        answer_at = len(branch.messages)
+        extends = (
+            len(messages) > answer_at + 1
+            and tools == branch.tools
+            and messages[:answer_at] == branch.messages
+            and says_the_same(messages[answer_at], turn.answer)
+            and all(message.role is not Role.ASSISTANT for message in messages[answer_at + 1 :])
+        )
+        return turn if extends else None
+
+    def _last_unchanged(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> Turn | None:
         """The turn with the longest conversation that `messages` extend by at least one; of several, the newest."""
         best: Turn | None = None
         pending = [(turn, 0) for turn in self._first_turns.get(_key_of(tools), ())]
         while pending:
             turn, begin = pending.pop()
             answer_at = begin + len(turn.prompt)
-            if answer_at + 1 >= len(messages) or tuple(messages[begin:answer_at]) != turn.prompt:
+            if answer_at + 1 >= len(messages) or messages[begin:answer_at] != turn.prompt:
                 continue
-            echo = messages[answer_at]
-            if echo is not turn.echo and not says_the_same(echo, turn.answer):
+            if not says_the_same(messages[answer_at], turn.answer):
                 continue
-            turn.echo = echo
             if best is None or (turn.num_messages, turn.ordinal) > (best.num_messages, best.ordinal):
                 best = turn
             pending += [(child, answer_at + 1) for child in turn.children]

@@ -84,10 +84,10 @@ def sampled_ids(renderer, text):
 
 
 @asynccontextmanager
-async def scripted_gateway(renderer, *turns, **gateway):
+async def scripted_gateway(renderer, *turns, retry_for_s=0.0, **gateway):
     """A gateway in front of one scripted engine. Yields (client, core)."""
     async with scripted_engine(renderer, *turns) as (url, core):
-        generator = HttpGenerator([url], request_timeout_s=30.0)
+        generator = HttpGenerator([url], request_timeout_s=30.0, retry_for_s=retry_for_s)
         try:
             async with running_gateway(renderer, generator, **gateway) as client:
                 yield client, core

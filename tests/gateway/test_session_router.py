@@ -370,12 +370,23 @@ def test_an_engine_that_fails_is_told_and_forgotten_once_a_turn_works():
         return failed, between, worked[0], await client.close(address, abort=False)
 
     error = ScriptedTurn(failure=ScriptedFailure.ERROR)
-    (status, body), between, worked, record = play(work, error, error, error, "5")
+    (status, body), between, worked, record = play(work, error, "5")
     assert (status, body["error"]["code"]) == (503, "engine_unavailable")
     assert between.end is Outcome.INFRA_ERROR
     assert worked == 200
     assert record.end is None
     assert record.num_turns == 1
+
+
+def test_a_turn_that_fails_is_sampled_again_before_anybody_is_told():
+    async def work(client, core, http):
+        address = await client.open(session_spec())
+        await client.chat(address, question(), timeout_s=30)
+        return await client.close(address, abort=False)
+
+    record = play(work, ScriptedTurn(failure=ScriptedFailure.DISCONNECT), "5", retry_for_s=5.0)
+    assert record.num_turns == 1
+    assert record.trajectories[0].steps[0].sampled_ids == sampled_ids(renderer(), "5")
 
 
 def test_a_turn_that_the_engine_gives_back_unfinished_goes_on_with_what_it_has():

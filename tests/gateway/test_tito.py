@@ -41,7 +41,7 @@ class Talk:
 
     def turn(self, messages, text, tools=(), *, answer=None):
         """Place `messages`, then sample `text` and the end of the turn; (branch, the captured turn)."""
-        branch = self.tree.place(messages, tuple(tools))
+        branch = self.tree.place(tuple(messages), tuple(tools))
         ids = [*self.renderer.template.encode(text), self.renderer.stop_token_ids[0]]
         generation = Generation(
             token_ids=ids,
@@ -74,7 +74,7 @@ def test_a_request_that_extends_the_conversation_continues_its_ids(talk):
 
 def test_what_was_sampled_is_never_encoded_again(talk):
     """'It' 'is' as single letters: ids that the tokenizer would never make from this text."""
-    branch = talk.tree.place([QUESTION], ())
+    branch = talk.tree.place((QUESTION,), ())
     letters = [talk.renderer.template.encode(letter)[0] for letter in "Five"]
     ids = [*letters, talk.renderer.stop_token_ids[0]]
     assert talk.renderer.template.encode("Five") != letters
@@ -88,24 +88,54 @@ def test_what_was_sampled_is_never_encoded_again(talk):
         latency_s=0,
     )
     talk.tree.capture(branch, generation, id="t0", answer=assistant("Five"), text="Five", temperature=1.0)
-    following = talk.tree.place([QUESTION, assistant("Five"), user("And?")], ())
+    following = talk.tree.place(
+        (
+            QUESTION,
+            assistant("Five"),
+            user("And?"),
+        ),
+        (),
+    )
     assert following.context_ids[: len(branch.context_ids) + 5] == branch.context_ids + ids
 
 
 def test_reasoning_that_the_client_dropped_stays_in_the_context(talk):
     first, turn = talk.turn([QUESTION], "<think>\nadd\n</think>\n\nIt is 5.")
-    second = talk.tree.place([QUESTION, assistant("It is 5."), user("Sure?")], ())
+    second = talk.tree.place(
+        (
+            QUESTION,
+            assistant("It is 5."),
+            user("Sure?"),
+        ),
+        (),
+    )
     assert second.context_ids[: len(first.context_ids) + len(turn.generation.token_ids)] == first.context_ids + turn.generation.token_ids
 
 
 def test_strip_opens_a_branch_where_the_template_drops_reasoning():
     talk = Talk("strip")
     _, turn = talk.turn([QUESTION], "<think>\nadd\n</think>\n\nIt is 5.")
-    branch = talk.tree.place([QUESTION, turn.answer, user("Sure?")], ())
+    branch = talk.tree.place(
+        (
+            QUESTION,
+            turn.answer,
+            user("Sure?"),
+        ),
+        (),
+    )
     assert branch.parent is None
     assert "add" not in talk.renderer.decode(branch.context_ids)
     _, second = talk.turn([QUESTION, turn.answer, user("Sure?")], "Yes.")
-    third = talk.tree.place([QUESTION, turn.answer, user("Sure?"), second.answer, user("Really?")], ())
+    third = talk.tree.place(
+        (
+            QUESTION,
+            turn.answer,
+            user("Sure?"),
+            second.answer,
+            user("Really?"),
+        ),
+        (),
+    )
     assert third.parent is second
 
 
@@ -114,13 +144,30 @@ def test_strip_knows_its_branch_again_when_the_client_drops_reasoning():
     talk.turn([QUESTION], "<think>\nadd\n</think>\n\nIt is 5.")
     echoes = [QUESTION, assistant("It is 5."), user("Sure?")]
     _, second = talk.turn(echoes, "Yes.")
-    assert talk.tree.place([*echoes, second.answer, user("Really?")], ()).parent is second
+    assert (
+        talk.tree.place(
+            (
+                *echoes,
+                second.answer,
+                user("Really?"),
+            ),
+            (),
+        ).parent
+        is second
+    )
 
 
 def test_strip_goes_on_where_a_tool_answers():
     talk = Talk("strip")
     _, turn = talk.turn([QUESTION], '<think>\nrun it\n</think>\n\n<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>', [TOOL])
-    branch = talk.tree.place([QUESTION, turn.answer, tool_says("5")], (TOOL,))
+    branch = talk.tree.place(
+        (
+            QUESTION,
+            turn.answer,
+            tool_says("5"),
+        ),
+        (TOOL,),
+    )
     assert branch.parent is turn
 
 
@@ -151,38 +198,84 @@ def test_a_shared_turn_is_trained_on_once_and_context_in_the_other_branch(talk):
 
 def test_an_edited_question_begins_anew(talk):
     _, first = talk.turn([QUESTION], "It is 5.")
-    branch = talk.tree.place([user("What is 2 + 4?"), first.answer, user("Sure?")], ())
+    branch = talk.tree.place(
+        (
+            user("What is 2 + 4?"),
+            first.answer,
+            user("Sure?"),
+        ),
+        (),
+    )
     assert branch.parent is None
     assert branch.context_ids == talk.renderer.open([user("What is 2 + 4?"), first.answer, user("Sure?")], ())
 
 
 def test_other_tools_begin_anew(talk):
     _, first = talk.turn([QUESTION], "It is 5.")
-    branch = talk.tree.place([QUESTION, first.answer, user("Sure?")], (TOOL,))
+    branch = talk.tree.place(
+        (
+            QUESTION,
+            first.answer,
+            user("Sure?"),
+        ),
+        (TOOL,),
+    )
     assert branch.parent is None
 
 
 def test_the_same_request_twice_gives_two_leaves(talk):
     talk.turn([QUESTION], "It is 5.")
-    branch, _ = talk.turn([QUESTION], "Five.")
+    talk.turn([QUESTION], "Five.")
     assert len(talk.tree.trajectories(UID)) == 2
 
 
 def test_of_two_equal_answers_the_newest_is_continued(talk):
     talk.turn([QUESTION], "It is 5.")
     _, again = talk.turn([QUESTION], "It is 5.")
-    assert talk.tree.place([QUESTION, again.answer, user("Sure?")], ()).parent is again
+    assert (
+        talk.tree.place(
+            (
+                QUESTION,
+                again.answer,
+                user("Sure?"),
+            ),
+            (),
+        ).parent
+        is again
+    )
 
 
 def test_two_conversations_of_sub_agents_do_not_mix(talk):
     _, one = talk.turn([SYSTEM, user("a")], "A.")
     _, other = talk.turn([SYSTEM, user("b")], "B.")
-    assert talk.tree.place([SYSTEM, user("a"), one.answer, user("more")], ()).parent is one
-    assert talk.tree.place([SYSTEM, user("b"), other.answer, user("more")], ()).parent is other
+    assert (
+        talk.tree.place(
+            (
+                SYSTEM,
+                user("a"),
+                one.answer,
+                user("more"),
+            ),
+            (),
+        ).parent
+        is one
+    )
+    assert (
+        talk.tree.place(
+            (
+                SYSTEM,
+                user("b"),
+                other.answer,
+                user("more"),
+            ),
+            (),
+        ).parent
+        is other
+    )
 
 
 def test_a_turn_that_was_cut_is_closed_before_the_next_message(talk):
-    branch = talk.tree.place([QUESTION], ())
+    branch = talk.tree.place((QUESTION,), ())
     ids = talk.renderer.template.encode("It is")
     generation = Generation(
         token_ids=ids,
@@ -194,7 +287,14 @@ def test_a_turn_that_was_cut_is_closed_before_the_next_message(talk):
         latency_s=0,
     )
     talk.tree.capture(branch, generation, id="t0", answer=assistant("It is"), text="It is", temperature=1.0)
-    following = talk.tree.place([QUESTION, assistant("It is"), user("go on")], ())
+    following = talk.tree.place(
+        (
+            QUESTION,
+            assistant("It is"),
+            user("go on"),
+        ),
+        (),
+    )
     assert talk.renderer.decode(following.observation_ids) == "<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
 
 
