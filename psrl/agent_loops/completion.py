@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any
+from typing import Any, ClassVar
 
 from psrl.agent_loops.base import Failure, LoopParts, failure_or, register_agent_loop
 from psrl.agent_loops.multi_turn import MultiTurnAgentLoop
@@ -68,6 +68,9 @@ class SessionTurns(TurnSource):
 @register_agent_loop("multi_turn_completion_agent")
 class MultiTurnCompletionAgentLoop(MultiTurnAgentLoop):
     """`multi_turn_agent` through the gateway: with the same seeds it samples the same ids."""
+
+    needs_sessions: ClassVar[bool] = True
+    """A run that plays this loop starts its gateway."""
 
     def __init__(self, parts: LoopParts) -> None:
         """As its base, and refuses a run without a gateway.

@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from psrl.agent_loops.agent_process import AgentProcess
 from psrl.agent_loops.agent_thread import AgentThread, without_exit
@@ -57,6 +57,9 @@ class SessionAgentLoop(AgentLoop):
                     question = {"role": "user", "content": task.prompt[-1].content}
                     await client.chat.completions.create(model="policy", messages=[question])
     """
+
+    needs_sessions: ClassVar[bool] = True
+    """A run that plays this loop starts its gateway."""
 
     def __init__(self, parts: LoopParts) -> None:
         """One object serves all episodes of a worker, many at once.
