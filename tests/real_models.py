@@ -51,13 +51,13 @@ def _npm_tokenizer(name: str, package: str, template: str | None = None) -> Path
     def make(unfinished: Path) -> Path:
         models = _fetch(["npm", "pack", "--silent", package], "package/models/", unfinished)
         if template is not None:
-            shutil.copyfile(_official_templates() / template, models / "chat_template.jinja")
+            shutil.copyfile(official_templates_path() / template, models / "chat_template.jinja")
         return models
 
     return _once(CACHE / "tokenizers" / name, make)
 
 
-def _official_templates() -> Path:
+def official_templates_path() -> Path:
     """Folder of the official templates of some thirty families, from a released wheel that carries them as data."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "trl==1.16.0"]
     return _once(CACHE / "chat_templates", lambda unfinished: _fetch(command, "trl/chat_templates/", unfinished))

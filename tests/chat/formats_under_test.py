@@ -32,6 +32,14 @@ OPENINGS = {
     "mistral": "[TOOL_CALLS]",
     "deepseek": "<｜tool▁call▁begin｜>",
 }
+CLOSINGS = {
+    "hermes": "</tool_call>",
+    "qwen3_coder": "</tool_call>",
+    "llama3_json": ";",
+    "harmony": "<|call|>",
+    "mistral": "]",
+    "deepseek": "<｜tool▁call▁end｜>",
+}
 JUNK = ['"', "\\", '\\"', "{", "}", "[", "]", ",", ":", "\n", " ", "x", "'''", '{"name": "f", "arguments": {}}', "<think>", "</think>"]
 TEXT = st.characters(exclude_categories=["Cs"])
 NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,10}", fullmatch=True)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psrl.chat.parsers import HermesFormat, call_id, split_reasoning, tool_formats
-from psrl.errors import ConfigError
+from psrl.chat.parsers import HermesFormat, call_id, split_reasoning
 from psrl.types import ToolCall, ToolCallError, ToolSchema
 
 HERMES = HermesFormat()
@@ -186,9 +185,3 @@ def test_the_system_text_is_qwens():
 )
 def test_reasoning_is_what_stands_in_think_tags_at_the_start(text, is_open, expected):
     assert split_reasoning(text, is_open=is_open) == expected
-
-
-def test_formats_are_chosen_by_name():
-    assert tool_formats.resolve("hermes") is HermesFormat
-    with pytest.raises(ConfigError, match="hermes"):
-        tool_formats.resolve("no_such")
