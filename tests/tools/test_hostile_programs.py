@@ -129,7 +129,7 @@ class Seen:
 async def play_lane(programs) -> dict[str, Seen]:
     interpreter = build_interpreter(SETTINGS, run=RUN)
     tool = CodeInterpreter(interpreter)
-    await tool.preflight()
+    await interpreter.preflight()
     seen = {}
     try:
         for name, code, _, _ in programs:
