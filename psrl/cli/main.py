@@ -15,6 +15,7 @@ from rich.text import Text
 from psrl.cli.doctor import doctor
 from psrl.cli.evaluate import evaluate
 from psrl.cli.prepare import prepare
+from psrl.cli.serve import serve
 from psrl.cli.sft import sft
 from psrl.cli.train import train
 from psrl.cli.view import view
@@ -34,6 +35,7 @@ app.command("sft")(sft)
 app.command("eval")(evaluate)
 app.command("prepare")(prepare)
 app.command("doctor")(doctor)
+app.command("serve")(serve)
 app.command("view")(view)
 
 

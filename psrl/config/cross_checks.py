@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psrl.config.fields import leaves_of, value_at
+from psrl.config.gateway_checks import check_gateway
 from psrl.config.ranges import ROLLOUTS
 from psrl.config.rollout import RolloutConfig
 from psrl.config.tree import Config
@@ -70,6 +71,7 @@ def check_combinations(config: Config) -> None:
         _check_rollout(config, rollout)
     _check_one_set_of_engines(config)
     _check_training_sampling(config)
+    check_gateway(config)
     check_names(config, SHIPPED_NAMES)
 
 

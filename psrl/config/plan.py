@@ -18,13 +18,14 @@ from typing import Any
 
 import psutil
 
+from psrl.config.gateway_checks import starts_gateway
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
 MIB = 2**20
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
-PROCESS_BYTES = {"plain": 150 * MIB, "torch": 450 * MIB, "ray": 300 * MIB}
-"""Resident size of an idle process: of Python with aiohttp; with torch and transformers; of Ray's own head processes together."""
+PROCESS_BYTES = {"plain": 150 * MIB, "torch": 450 * MIB, "ray": 300 * MIB, "smg": 100 * MIB}
+"""Resident size of an idle process: of Python with aiohttp; with torch and transformers; of Ray's own head processes together; of SMG."""
 WEIGHT_VERSIONS_KEPT = 2
 """One that replicas may still read, one that is being written."""
 SFT_MICRO_BATCH_TOKENS = 16384
@@ -163,6 +164,7 @@ def make_plan(config: Config, machine: Machine, *, with_training: bool = True) -
         *((_train_workers(config, machine, size),) if with_training else ()),
         _engine_replicas(config, machine, size),
         _agent_workers(config),
+        *_gateway(config),
         *_sandboxes(config),
         _transfer_queue(config),
         _parameter_server(config, size),
@@ -263,6 +265,25 @@ def _agent_workers(config: Config) -> PlannedProcess:
         memory_bytes=PROCESS_BYTES["torch"] + graders,
         reason=f"episodes, tokenizer, {config.reward.num_processes} grading processes",
         key="gen_actor_rollout_ref.rollout.agent.num_workers",
+    )
+
+
+def _gateway(config: Config) -> tuple[PlannedProcess, ...]:
+    """SMG, the session router, and the Ray process that keeps them."""
+    if not starts_gateway(config):
+        return ()
+    rollout = config.gen_actor_rollout_ref.rollout
+    num_episodes = rollout.agent.num_workers * rollout.agent.max_concurrent_episodes
+    # Per token of a session: Python's integers and floats of ids, logprobs and versions.
+    sessions = num_episodes * (rollout.prompt_length + rollout.response_length) * 64
+    key = "gen_actor_rollout_ref.rollout.agent.max_concurrent_episodes"
+    rows = (
+        ("gateway", PROCESS_BYTES["plain"], "keeps SMG and the session router"),
+        ("SMG", PROCESS_BYTES["smg"], "sends turns to the engines"),
+        ("session router", PROCESS_BYTES["torch"] + sessions, f"tokenizer; tokens of {num_episodes} sessions {sessions / MIB:.0f} MiB"),
+    )
+    return tuple(
+        PlannedProcess(role=role, count=1, num_cores=0, memory_bytes=memory, reason=reason, key=key) for role, memory, reason in rows
     )
 
 

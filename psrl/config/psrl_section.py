@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from psrl.config.rollout_gateway import RolloutGatewayConfig
+
 
 @dataclass(kw_only=True)
 class DeadlinesConfig:
@@ -34,3 +36,4 @@ class PsrlConfig:
     ray_address: str = "local"
     """`local` starts Ray on this machine, `auto` joins a running cluster."""
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
+    rollout_gateway: RolloutGatewayConfig = field(default_factory=RolloutGatewayConfig)

@@ -11,7 +11,7 @@ class RolloutGatewayConfig:
     """The gateway of a run."""
 
     enable: bool = False
-    """Start the gateway whatever the default loops are (rows or classes of the user's may need it); native turns go through SMG too."""
+    """Start the gateway whatever the default loops are (rows, or classes of the user's, may need it), and send native turns through SMG."""
     agent_sampling: str = "override"
     """A sampling parameter of the agent's that breaks the run's: `override` it and count it, or `refuse` the request."""
     session_idle_timeout_s: float = 3600.0

@@ -10,20 +10,25 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 
 from psrl.chat.renderer import HfRenderer, load_renderer
+from psrl.config.gateway_checks import starts_gateway
 from psrl.config.rollout import AgentConfig
 from psrl.config.tree import Config
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.datasets.source import TaskSource, build_source
+from psrl.gateway.gateway import GatewaySettings
 from psrl.runtime.actors.agent_worker import AgentWorkerActor
 from psrl.runtime.actors.engine_replica import EngineReplicaActor
+from psrl.runtime.actors.gateway import GatewayActor
 from psrl.runtime.actors.parameter_server import ParameterServerActor
 from psrl.runtime.actors.train_worker import TrainWorkerActor, TrainWorkerSettings
-from psrl.runtime.groups import AgentWorkerSettings
+from psrl.runtime.groups import AgentWorkerSettings, Endpoints
 from psrl.runtime.loops.validate import Validation
+from psrl.runtime.names import check_loop_of
 from psrl.runtime.supervision import Supervisor, answer_of
 from psrl.sandbox import build_interpreter
 from psrl.tools.config import load_tools
@@ -37,6 +42,8 @@ class Cluster:
     train_workers: tuple[ray.actor.ActorHandle, ...]
     replicas: tuple[ray.actor.ActorHandle, ...]
     agent_workers: tuple[ray.actor.ActorHandle, ...]
+    gateway: ray.actor.ActorHandle | None
+    """None where nothing of the run needs sessions."""
     parameter_server: ray.actor.ActorHandle
     data_plane: TransferQueueDataPlane
 
@@ -76,6 +83,7 @@ def make_cluster(config: Config, log_folder: Path, *, with_training: bool = True
             AgentWorkerActor.options(name=f"agent-worker-{index}").remote(agent_worker_settings(config))
             for index in range(rollout.agent.num_workers)
         ),
+        gateway=GatewayActor.options(name="gateway").remote(gateway_settings(config, log_folder)) if starts_gateway(config) else None,
         parameter_server=ParameterServerActor.options(name="parameter-server").remote(num_kept=2),
         data_plane=TransferQueueDataPlane(deadline_s=deadline_s, startup_deadline_s=config.psrl.deadlines.startup_s),
     )
@@ -90,10 +98,25 @@ def agent_worker_settings(config: Config) -> AgentWorkerSettings:
         reward=config.reward,
         custom_reward_function=config.custom_reward_function,
         sandbox=config.sandbox,
+        rollout_gateway=config.psrl.rollout_gateway,
         max_episode_retries=config.psrl.max_episode_retries,
         data_plane_deadline_s=config.psrl.deadlines.data_plane_s,
         startup_deadline_s=config.psrl.deadlines.startup_s,
         import_folder=config.import_folder,
+    )
+
+
+def gateway_settings(config: Config, log_folder: Path) -> GatewaySettings:
+    """What SMG and the session router read."""
+    model, rollout = config.train_actor_rollout_ref.model, config.gen_actor_rollout_ref.rollout
+    return GatewaySettings(
+        model_path=model.tokenizer_path or model.path,
+        tool_format=rollout.multi_turn.format,
+        history_thinking=model.history_thinking,
+        request_timeout_s=rollout.request_timeout_s,
+        startup_timeout_s=rollout.startup_timeout_s,
+        limits=config.psrl.rollout_gateway,
+        log_folder=log_folder,
     )
 
 
@@ -105,8 +128,8 @@ async def start_cluster(cluster: Cluster, config: Config, *, progress: Callable[
     """
     limit_s = config.psrl.deadlines.startup_s
 
-    async def step(what: str, *awaitables: object) -> list[object]:
-        results = await answer_of(what, asyncio.gather(*awaitables), limit_s)  # type: ignore[call-overload]
+    async def step(what: str, *awaitables: object) -> list[Any]:
+        results: list[Any] = await answer_of(what, asyncio.gather(*awaitables), limit_s)  # type: ignore[call-overload]
         progress(what)
         return results
 
@@ -115,15 +138,23 @@ async def start_cluster(cluster: Cluster, config: Config, *, progress: Callable[
             address = await answer_of("train worker 0", cluster.train_workers[0].rendezvous.remote(), limit_s)
             await step("train workers", *(worker.load.remote(address) for worker in cluster.train_workers))
 
+    async def engines_and_gateway() -> Endpoints:
+        engines = step("engines", *(replica.start.remote() for replica in cluster.replicas))
+        if cluster.gateway is None:
+            return Endpoints(generate_urls=await engines)
+        urls, (address,) = await asyncio.gather(engines, step("gateway", cluster.gateway.start.remote()))
+        await answer_of("engines joining SMG", cluster.gateway.attach.remote(urls), limit_s)
+        return Endpoints(generate_urls=[address.smg_url] if config.psrl.rollout_gateway.enable else urls, gateway=address)
+
     async with asyncio.TaskGroup() as starts:
-        engines = starts.create_task(step("engines", *(replica.start.remote() for replica in cluster.replicas)))
+        endpoints = starts.create_task(engines_and_gateway())
         starts.create_task(train_workers())
         starts.create_task(step("agent workers", *(worker.start.remote() for worker in cluster.agent_workers)))
         starts.create_task(step("TransferQueue", asyncio.to_thread(cluster.data_plane.start, config.transfer_queue)))
     await step(
         "connections",
         *(worker.connect.remote() for worker in cluster.train_workers),
-        *(worker.connect.remote(engines.result()) for worker in cluster.agent_workers),
+        *(worker.connect.remote(endpoints.result()) for worker in cluster.agent_workers),
     )
     return _supervise(cluster)
 
@@ -135,6 +166,8 @@ def _supervise(cluster: Cluster) -> Supervisor:
             supervisor.watch(f"{kind} {index}", actor.stay.remote())
     for index, replica in enumerate(cluster.replicas):
         supervisor.watch(f"engine replica {index}", replica.watch.remote())
+    if cluster.gateway is not None:
+        supervisor.watch("gateway", cluster.gateway.watch.remote())
     supervisor.watch("parameter server", cluster.parameter_server.stay.remote())
     return supervisor
 
@@ -182,6 +215,7 @@ def load_tasks(config: Config, renderer: HfRenderer) -> TaskSource:
     schemas = [tool.schema for tool in tools]
 
     def prompt_tokens(task: Task) -> int:
+        check_loop_of(task, config)
         return len(renderer.open(task.prompt, schemas))
 
     return build_source(config.data, prompt_tokens=prompt_tokens)

@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from psrl.chat.probe import probe
+from psrl.config.gateway_checks import starts_gateway
 from psrl.config.plan import make_plan, read_machine
 from psrl.config.tree import Config
 from psrl.data_plane.columns import COLUMNS, TrajectoryTags
@@ -25,7 +26,9 @@ from psrl.data_plane.contract import DTYPES, TrajectoryRow
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpReplica
 from psrl.errors import ConfigError, DataPlaneError, EngineError, PsrlError, SandboxUnavailableError
+from psrl.gateway.smg import Smg
 from psrl.processes.child import ChildProcess
+from psrl.processes.kept import RestartLimit
 from psrl.runtime.build import run_renderer
 from psrl.runtime.cluster import ray_of
 from psrl.runtime.engines import engine_command
@@ -65,6 +68,7 @@ def run_checks(config: Config) -> Iterator[CheckResult]:
         ("tokenizer contract", check_tokenizer, "use a model folder with tokenizer.json and a chat template"),
         ("sandbox", check_sandbox, "install bubblewrap (apt-get install bubblewrap); for trusted code only: sandbox.backend=process"),
         ("engine", check_engine, "read the engine's last words above; check model.path and memory"),
+        ("SMG", check_smg, "check that pip shows smg, and that no firewall closes loopback"),
         ("TransferQueue", check_transfer_queue, "check that pip shows TransferQueue and ray, and that no firewall closes loopback"),
     )
     for name, check, fix in checks:
@@ -159,6 +163,24 @@ def check_engine(config: Config) -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         return asyncio.run(ask(Path(folder)))
+
+
+def check_smg(config: Config) -> str:
+    """The gateway's SMG starts and answers its control routes."""
+
+    async def start(folder: Path) -> float:
+        smg = Smg(folder / "smg.log", limit=RestartLimit())
+        began = time.perf_counter()
+        try:
+            await smg.start([])
+            await smg.workers()
+            return time.perf_counter() - began
+        finally:
+            await smg.stop()
+
+    with tempfile.TemporaryDirectory() as folder:
+        seconds = asyncio.run(start(Path(folder)))
+    return f"ready in {seconds:.1f} s; {'this recipe uses it' if starts_gateway(config) else 'this recipe does without'}"
 
 
 def check_transfer_queue(config: Config) -> str:

@@ -16,18 +16,24 @@ from psrl.chat.renderer import load_renderer
 from psrl.config.model import ModelConfig
 from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
 from psrl.config.rollout import RolloutConfig
+from psrl.config.rollout_gateway import RolloutGatewayConfig
 from psrl.config.sandbox import SandboxConfig
 from psrl.data_plane import KVBatchMeta, Partition, rows_of
 from psrl.data_plane.memory import meta_of
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpGenerator
+from psrl.gateway.gateway import GatewayAddress
 from psrl.protocols import ProgramRunner, Scorer, Tool
 from psrl.rewards.scorer import build_scorer
 from psrl.runtime.imports import make_importable
 from psrl.sandbox import build_interpreter, reap
+from psrl.session_client.client import SessionClient
 from psrl.telemetry.trajectories import lengths_of_turns
 from psrl.tools.config import load_tools
-from psrl.types import Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, Task, Timings
+from psrl.types import AgentSampling, Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, Task, Timings
+
+DIRECT_RETRY_FOR_S = 2.0
+"""Of a turn that goes to an engine without SMG: a dead engine ends the run, so only a passing fault is worth another attempt."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +46,22 @@ class AgentWorkerSettings:
     reward: RewardConfig
     custom_reward_function: CustomRewardFunctionConfig
     sandbox: SandboxConfig
+    rollout_gateway: RolloutGatewayConfig
     max_episode_retries: int
     data_plane_deadline_s: float
     startup_deadline_s: float
     import_folder: str
     """Put on sys.path, so that a user's own environment beside their YAML is found."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Endpoints:
+    """Where episodes send their turns."""
+
+    generate_urls: Sequence[str]
+    """Of native turns: the engines, or SMG in front of them."""
+    gateway: GatewayAddress | None = None
+    """Of turns in sessions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +123,7 @@ class AgentWorker:
         self._tools: list[Tool] = []
         self._scorer: Scorer | None = None
         self._generator: HttpGenerator | None = None
+        self._sessions: SessionClient | None = None
         self._train_pool: EpisodePool | None = None
         self._val_pool: EpisodePool | None = None
 
@@ -123,20 +141,33 @@ class AgentWorker:
         tool_path = s.gen_rollout.multi_turn.tool_config_path
         if tool_path is not None:
             self._is_runner_used = True
-            await self._program_runner.start()
+            await self._program_runner.preflight()
             self._tools = load_tools(tool_path, program_runner=self._program_runner)
-        await asyncio.gather(self._scorer.self_test(), *(tool.preflight() for tool in self._tools))
+        await self._scorer.self_test()
 
-    async def connect(self, engine_urls: Sequence[str]) -> None:
-        """Attach to engines and data plane."""
+    async def connect(self, endpoints: Endpoints) -> None:
+        """Attach to engines, gateway and data plane."""
         await asyncio.to_thread(self._data_plane.connect)
         s = self._settings
-        self._generator = HttpGenerator(engine_urls, request_timeout_s=s.gen_rollout.request_timeout_s)
+        self._generator = HttpGenerator(
+            endpoints.generate_urls,
+            request_timeout_s=s.gen_rollout.request_timeout_s,
+            retry_for_s=s.rollout_gateway.retry_for_s if s.rollout_gateway.enable else DIRECT_RETRY_FOR_S,
+        )
+        if endpoints.gateway is not None:
+            self._sessions = SessionClient(endpoints.gateway.url, admin_key=endpoints.gateway.admin_key)
         self._train_pool = self._pool_of(s.gen_rollout, self._generator)
         self._val_pool = self._pool_of(s.val_rollout, self._generator)
 
     def _pool_of(self, rollout: RolloutConfig, generator: HttpGenerator) -> EpisodePool:
-        parts = LoopParts(renderer=self._renderer, generator=generator, tools=self._tools, rollout=rollout)
+        parts = LoopParts(
+            renderer=self._renderer,
+            generator=generator,
+            tools=self._tools,
+            rollout=rollout,
+            sessions=self._sessions,
+            agent_sampling=AgentSampling(self._settings.rollout_gateway.agent_sampling),
+        )
         assert self._scorer is not None, "start() comes first"
         return EpisodePool(EpisodeRunner(parts, self._scorer), max_concurrent=rollout.agent.max_concurrent_episodes)
 
@@ -174,6 +205,8 @@ class AgentWorker:
             await self._program_runner.stop()
         if self._generator is not None:
             await self._generator.close()
+        if self._sessions is not None:
+            await self._sessions.aclose()
 
 
 def summary_of(episode: Episode, num_retries: int) -> EpisodeSummary:

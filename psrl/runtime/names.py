@@ -18,6 +18,8 @@ from psrl.algorithms.advantages import advantage_estimators
 from psrl.algorithms.losses import policy_losses
 from psrl.chat.parsers.base import tool_formats
 from psrl.config.fields import value_at
+from psrl.config.gateway_checks import KEY, starts_gateway
+from psrl.config.rollout_gateway import SESSION_LOOPS
 from psrl.config.tree import Config
 from psrl.environments.base import environments
 from psrl.errors import ConfigError
@@ -25,6 +27,7 @@ from psrl.registry import Registry
 from psrl.rewards.base import scorers
 from psrl.runtime.imports import make_importable
 from psrl.telemetry.trackers import trackers
+from psrl.types import Task
 
 REGISTRIES: dict[str, Registry[Any]] = {
     "algorithm.adv_estimator": advantage_estimators,
@@ -49,7 +52,7 @@ def resolve_names(config: Config) -> None:
     """Resolve every name that settings choose; `import_folder` may hold the user's own classes.
 
     Raises:
-        ConfigError: A name is neither registered nor importable.
+        ConfigError: A name is neither registered nor importable, or a loop needs a gateway that the run does not start.
     """
     make_importable(config.import_folder)
     for key, registry in REGISTRIES.items():
@@ -60,3 +63,22 @@ def resolve_names(config: Config) -> None:
                     registry.resolve(name)
             except ConfigError as error:
                 raise ConfigError(key=key, value=name, rule=error.rule, fix=error.fix) from error
+        if key.endswith(".default_agent_loop"):
+            _check_loop(value, key, config)
+
+
+def check_loop_of(task: Task, config: Config) -> None:
+    """The loop that a row names for itself.
+
+    Raises:
+        ConfigError: It needs a gateway that the run does not start. Unknown names are left to the episode.
+    """
+    if task.agent_name in agent_loops.names:
+        _check_loop(task.agent_name, f"agent_name of {task.uid}", config)
+
+
+def _check_loop(name: str, key: str, config: Config) -> None:
+    is_needed = name in SESSION_LOOPS or getattr(agent_loops.resolve(name), "needs_sessions", False)
+    if is_needed and not starts_gateway(config):
+        rule = "its turns are chat completions in sessions, and this run starts no gateway"
+        raise ConfigError(key=key, value=name, rule=rule, fix=f"set {KEY}.enable=true")

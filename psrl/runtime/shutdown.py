@@ -47,6 +47,7 @@ async def stop_cluster(cluster: Cluster, *, deadline_s: float) -> list[str]:
     stops = {
         **{f"agent worker {i}": worker.stop.remote() for i, worker in enumerate(cluster.agent_workers)},
         **{f"engine replica {i}": replica.stop.remote() for i, replica in enumerate(cluster.replicas)},
+        **({"gateway": cluster.gateway.stop.remote()} if cluster.gateway is not None else {}),
         "TransferQueue": asyncio.to_thread(cluster.data_plane.close),
     }
     results = await asyncio.gather(

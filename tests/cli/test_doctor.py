@@ -7,7 +7,7 @@ from psrl_cli_model import write_tiny_model
 
 from psrl.config.load import load_config
 from psrl.runtime import doctor
-from psrl.runtime.doctor import CheckFailed, check_disk, check_engine, check_machine, check_sandbox, check_tokenizer, run_checks
+from psrl.runtime.doctor import CheckFailed, check_disk, check_engine, check_machine, check_sandbox, check_smg, check_tokenizer, run_checks
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,10 @@ def test_the_sandbox_prints_five(config):
 
 def test_the_engine_answers(config):
     assert "4 tokens after a prompt" in check_engine(config)
+
+
+def test_smg_answers(config):
+    assert "ready in" in check_smg(config)
 
 
 def test_a_broken_part_is_a_line_with_a_fix_and_the_others_still_run(config, monkeypatch):

@@ -130,3 +130,9 @@ def test_this_machine_has_cores_and_memory():
     machine = read_machine()
     assert machine.num_cores >= 1
     assert machine.memory_bytes > 2**28
+
+
+def test_the_gateways_processes_are_in_the_plan_of_a_run_that_has_one(tmp_path):
+    without = {each.role for each in plan_of(tmp_path).processes}
+    with_it = {each.role for each in plan_of(tmp_path, ["psrl.rollout_gateway.enable=true"]).processes}
+    assert with_it - without == {"gateway", "SMG", "session router"}

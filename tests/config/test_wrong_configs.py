@@ -18,6 +18,7 @@ VAL = "train_actor_rollout_ref.rollout"
 ACTOR = "train_actor_rollout_ref.actor"
 MODEL = "train_actor_rollout_ref.model"
 SINGLE = (f"{GEN}.agent.default_agent_loop=generate_only_agent", f"{GEN}.multi_turn.max_turns=1")
+GATEWAY = "psrl.rollout_gateway.enable=true"
 MAX_SECONDS = 3.0
 """Of computing: what the program itself takes, however busy the machine is with other tests."""
 
@@ -58,6 +59,8 @@ WRONG = [
     (["trainer.total_training_steps=0"], "trainer.total_training_steps", 0, "trainer.total_training_steps=10"),
     (["psrl.max_infra_error_rate=2"], "psrl.max_infra_error_rate", 2.0, "psrl.max_infra_error_rate=0.5"),
     (["psrl.deadlines.startup_s=0"], "psrl.deadlines.startup_s", 0.0, "psrl.deadlines.startup_s=180.0"),
+    (["psrl.rollout_gateway.retry_for_s=-1"], "psrl.rollout_gateway.retry_for_s", -1.0, "psrl.rollout_gateway.retry_for_s=30.0"),
+    (["psrl.rollout_gateway.agent_sampling=keep"], "psrl.rollout_gateway.agent_sampling", "keep", "override, refuse"),
     (["sandbox.memory_mb=1"], "sandbox.memory_mb", 1, "sandbox.memory_mb=512"),
     (["sandbox.wall_s=-3"], "sandbox.wall_s", -3.0, "sandbox.wall_s=10.0"),
     # Choices.
@@ -110,6 +113,9 @@ WRONG = [
     ([f"{GEN}.agent.agent_loop_config_path=a.yaml"], f"{GEN}.agent.agent_loop_config_path", "a.yaml", "leave"),
     ([f"{GEN}.agent.step_timeout_s=900"], f"{GEN}.agent.step_timeout_s", 900.0, f"{GEN}.agent.step_timeout_s=300"),
     ([f"{GEN}.multi_turn.max_tokens_per_turn=600"], f"{GEN}.multi_turn.max_tokens_per_turn", 600, "max_tokens_per_turn=0"),
+    (["psrl.rollout_gateway.max_sessions=9"], "psrl.rollout_gateway.max_sessions", 9, "psrl.rollout_gateway.enable=true"),
+    ([GATEWAY, "psrl.rollout_gateway.max_sessions=9"], "psrl.rollout_gateway.max_sessions", 9, "max_sessions=256"),
+    ([GATEWAY, "psrl.rollout_gateway.session_idle_timeout_s=60"], "psrl.rollout_gateway.session_idle_timeout_s", 60.0, "=300"),
     (["transfer_queue.total_storage_size=10"], "transfer_queue.total_storage_size", 10, "transfer_queue.total_storage_size=256"),
     (["trainer.save_freq=11"], "trainer.save_freq", 11, "trainer.save_freq=0"),
     (["trainer.logger=[jsonl,jsonl]"], "trainer.logger", ["jsonl", "jsonl"], "trainer.logger=[jsonl]"),

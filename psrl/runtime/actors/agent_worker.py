@@ -6,7 +6,7 @@ import asyncio
 
 import ray
 
-from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, GroupRequest, GroupResult
+from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, Endpoints, GroupRequest, GroupResult
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
@@ -20,9 +20,9 @@ class AgentWorkerActor:
         """Load the tokenizer, warm the sandboxes, check tools and graders with known answers."""
         await self._worker.start()
 
-    async def connect(self, engine_urls: list[str]) -> None:
-        """Attach to engines and data plane, which were started meanwhile."""
-        await self._worker.connect(engine_urls)
+    async def connect(self, endpoints: Endpoints) -> None:
+        """Attach to engines, gateway and data plane, which were started meanwhile."""
+        await self._worker.connect(endpoints)
 
     async def run_group(self, request: GroupRequest) -> GroupResult:
         """Play all episodes of one task; returns when each of them has an outcome."""

@@ -1,0 +1,42 @@
+"""Whether a run has a gateway, and whether its settings fit the run's other ones."""
+
+from __future__ import annotations
+
+from psrl.config.fields import leaves_of, value_at
+from psrl.config.rollout_gateway import SESSION_LOOPS
+from psrl.config.tree import Config
+from psrl.errors import ConfigError
+
+KEY = "psrl.rollout_gateway"
+
+
+def starts_gateway(config: Config) -> bool:
+    """Whether SMG and the session router are processes of this run."""
+    rollouts = (config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.rollout)
+    return config.psrl.rollout_gateway.enable or any(rollout.agent.default_agent_loop in SESSION_LOOPS for rollout in rollouts)
+
+
+def check_gateway(config: Config) -> None:
+    """Settings without a gateway have no effect; with one, a session must last as long as its episode and all must fit.
+
+    Raises:
+        ConfigError: The first broken rule.
+    """
+    gateway, rollout = config.psrl.rollout_gateway, config.gen_actor_rollout_ref.rollout
+    if not starts_gateway(config):
+        for leaf in leaves_of(type(gateway), f"{KEY}."):
+            if value_at(config, leaf.key) != leaf.default:
+                rule = f"has no effect while the run has no gateway (no default loop is one of {', '.join(SESSION_LOOPS)})"
+                fix = f"set {KEY}.enable=true, or leave {leaf.key} out"
+                raise ConfigError(key=leaf.key, value=value_at(config, leaf.key), rule=rule, fix=fix)
+        return
+    num_episodes = rollout.agent.num_workers * rollout.agent.max_concurrent_episodes
+    if gateway.max_sessions < num_episodes:
+        rule = f"is less than the episodes that agent workers play at once (num_workers x max_concurrent_episodes = {num_episodes})"
+        fix = f"set {KEY}.max_sessions={num_episodes} or more, or lower gen_actor_rollout_ref.rollout.agent.max_concurrent_episodes"
+        raise ConfigError(key=f"{KEY}.max_sessions", value=gateway.max_sessions, rule=rule, fix=fix)
+    longest_s = max(rollout.agent.episode_timeout_s, config.train_actor_rollout_ref.rollout.agent.episode_timeout_s)
+    if gateway.session_idle_timeout_s < longest_s:
+        rule = f"forgets sessions of episodes that still run (agent.episode_timeout_s={longest_s:g})"
+        fix = f"set {KEY}.session_idle_timeout_s={longest_s:g} or more"
+        raise ConfigError(key=f"{KEY}.session_idle_timeout_s", value=gateway.session_idle_timeout_s, rule=rule, fix=fix)

@@ -1,0 +1,31 @@
+"""Ray shell of the gateway: SMG and the session router are children of this process."""
+
+from __future__ import annotations
+
+import ray
+
+from psrl.gateway.gateway import Gateway, GatewayAddress, GatewaySettings
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class GatewayActor:
+    """The run's gateway. Its processes die with this one, whatever ends it."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._gateway = Gateway(settings)
+
+    async def start(self) -> GatewayAddress:
+        """Until sessions can be opened."""
+        return await self._gateway.start()
+
+    async def attach(self, engine_urls: list[str]) -> None:
+        """Let engines that are up take turns."""
+        await self._gateway.attach(engine_urls)
+
+    async def watch(self) -> None:
+        """Never returns; starts SMG again when it ends, and raises when the gateway is lost."""
+        await self._gateway.watch()
+
+    async def stop(self) -> None:
+        """End both processes."""
+        await self._gateway.stop()
