@@ -36,6 +36,8 @@ def test_a_tool_may_be_called_function():
         (BEGIN, "unclosed"),
         (f"{BEGIN}{END}", "missing_name"),
         (OPEN, "unclosed"),
+        (f"{OPEN} {SEP}{{}}{CLOSE}", "missing_name"),
+        (f"{OPEN}f\ng{SEP}{{}}{CLOSE}", "missing_name"),
         (f"{OPEN}{CLOSE}", "missing_name"),
         (f"{OPEN}f{CLOSE}", "missing_name"),
         (f"{OPEN}f{SEP}{{}}", "unclosed"),

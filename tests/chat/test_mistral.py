@@ -74,6 +74,7 @@ def test_a_list_that_was_cut_gives_its_whole_calls_and_one_error():
         ("add[/THINK]5", True, ("add", "5")),
         ("[THINK]cut", False, ("cut", "")),
         ("<think>\nadd\n</think>\n5", False, ("add", "5")),
+        ("<think>not [THINK]</think>5", False, ("not [THINK]", "5")),
         ("5", False, (None, "5")),
     ],
 )

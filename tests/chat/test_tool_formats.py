@@ -100,6 +100,17 @@ def test_a_hostile_text_is_read_in_linear_time(name, junk, is_closed):
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("space", [" ", "\n", "\n "])
+def test_a_long_run_of_space_is_read_in_linear_time(name, space):
+    marks = MARKS[name] + [CLOSINGS[name], written(name, [("f", {"a": 1})])[0]]
+    text = "".join(mark + space * 10_000 for mark in marks)
+    begin = time.process_time()
+    parse(name, text)
+    parse(name, text[::-1])
+    assert time.process_time() - begin < HOSTILE_LIMIT_S / 5
+
+
+@pytest.mark.parametrize("name", FORMATS)
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_any_repeated_text_is_read_in_linear_time(name, data):

@@ -24,8 +24,8 @@ SEPARATOR = "<｜tool▁sep｜>"
 SHAPE = f"{ALL_OPEN}{OPEN}<function-name>{SEPARATOR}<args-json-object>{CLOSE}{ALL_CLOSE}"
 
 _OPENING = re.compile(rf"(?:{ALL_OPEN}\s*)?{OPEN}|{ALL_OPEN}")
-_FENCED = re.compile(rf"\s*function\s*{SEPARATOR}[ \t]*(?P<name>[^<\n]+?)\s*\n\s*```(?:json)?\s*")
-_BARE = re.compile(rf"\s*(?P<name>[^<\n]+?)\s*{SEPARATOR}\s*")
+_FENCED = re.compile(rf"\s*function\s*{SEPARATOR}(?P<name>[^<\n]*)\n\s*```(?:json)?\s*")
+_BARE = re.compile(rf"(?P<name>[^<]*){SEPARATOR}\s*")
 _CLOSING = re.compile(rf"\s*{CLOSE}(?:\s*{ALL_CLOSE})?")
 _FENCED_CLOSING = re.compile(rf"\s*```\s*{CLOSE}(?:\s*{ALL_CLOSE})?")
 
@@ -72,7 +72,8 @@ def _read(text: str, opening: re.Match[str], ends: BrokenCallEnds) -> WrittenCal
     start, begin = opening.span()
     is_fenced = _FENCED.match(text, begin)
     head = is_fenced or _BARE.match(text, begin)
-    if not opening[0].endswith(OPEN) or head is None:
+    name = head["name"].strip() if head else ""
+    if head is None or not opening[0].endswith(OPEN) or not name or "\n" in name:
         end, is_closed = ends.end(begin, begin)
         said = UnreadableError("missing_name" if is_closed else "unclosed", f"The call has no name. Write it as:\n{SHAPE}")
         return WrittenCall(start=start, end=end, said=said)
@@ -86,4 +87,4 @@ def _read(text: str, opening: re.Match[str], ends: BrokenCallEnds) -> WrittenCal
         end, is_closed = ends.end(head.end(), head.end() if why.position is None else why.position)
         why = why if is_closed else UnreadableError("unclosed", f"The call has no {CLOSE}.")
         return WrittenCall(start=start, end=end, said=why)
-    return WrittenCall(start=start, end=closing.end(), said=said_with(head["name"], arguments, shape=SHAPE))
+    return WrittenCall(start=start, end=closing.end(), said=said_with(name, arguments, shape=SHAPE))

@@ -32,7 +32,7 @@ class MistralFormat(ToolFormat):
 
     def split_reasoning(self, text: str, *, is_open: bool) -> tuple[str | None, str]:
         """Magistral writes `[THINK]`, its first release and others `<think>`."""
-        if THINK[0] in text or THINK[1] in text:
+        if text.lstrip().startswith(THINK[0]) or (is_open and THINK[1] in text):
             return split_reasoning(text, is_open=is_open, tags=THINK)
         return split_reasoning(text, is_open=is_open)
 
