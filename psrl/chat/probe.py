@@ -201,7 +201,8 @@ def _judge(renderer: HfRenderer, history: Sequence[Message], following: Sequence
     turn_end = renderer.prompt_text(history, [TOOL], header=False)
     everything = renderer.prompt_text([*history, *following], [TOOL])
     sampled = renderer.template.encode(turn_end.removesuffix(renderer.family.separator))
-    added = renderer.following(sampled[-1], following)
+    is_closed = sampled[-1] in (*renderer.stop_token_ids, renderer.family.closer_id)
+    added = renderer.following(sampled[-1] if is_closed else renderer.stop_token_ids[0], following)
     expected = renderer.template.encode(everything)
     if expected[len(expected) - len(added) :] != added:
         return Verdict.DIFFERS, _first_difference(everything[-len(renderer.decode(added)) :], renderer.decode(added))
@@ -211,6 +212,8 @@ def _judge(renderer: HfRenderer, history: Sequence[Message], following: Sequence
         return Verdict.REWRITES_TURN, _first_difference(prompt, turn_end)
     if not everything.startswith(turn_end):
         return Verdict.REWRITES_TURN, _first_difference(turn_end, everything)
+    if not is_closed:
+        return Verdict.REWRITES_TURN, f"the template leaves out the end of the turn: {turn_end[-30:]!r}"
     if [*sampled, *added] != expected:
         return Verdict.DIFFERS, _first_difference(everything, renderer.decode([*sampled, *added]))
     return Verdict.EXACT, ""

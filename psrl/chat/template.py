@@ -6,7 +6,9 @@ date prints `current_date`, so the same task has the same ids on every day of a 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
@@ -15,10 +17,29 @@ import jinja2
 from psrl.chat.jinja import compile_template
 from psrl.chat.markup import pieces
 from psrl.errors import TemplateError
-from psrl.types import Message, ToolSchema
+from psrl.types import Message, Role, ToolCall, ToolSchema
 
 DEFAULT_DATE = "2025-01-01"
 """What templates that print today's date print, unless the template option `current_date` says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallShape:
+    """How a template wants a message with calls; a wrong guess loses the calls or is an error."""
+
+    is_content_none: bool
+    """Content that is empty is None (DeepSeek)."""
+    are_arguments_text: bool
+    """The arguments are JSON text, not an object."""
+
+
+CALL_SHAPES = tuple(
+    CallShape(is_content_none=is_content_none, are_arguments_text=are_arguments_text)
+    for is_content_none in (False, True)
+    for are_arguments_text in (False, True)
+)
+SHAPE_QUESTION = Message(role=Role.USER, content="psrlQuestion")
+SHAPE_CALL = Message(role=Role.ASSISTANT, tool_calls=(ToolCall(id="call-0-0", name="psrlTool", arguments={"text": "psrlValue"}),))
 
 
 class ChatTemplate:
@@ -46,6 +67,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template in {tokenizer.name_or_path!r} cannot be used: {error}") from error
         self._prints_date = "strftime_now" in tokenizer.get_chat_template()
         self._options = {**tokenizer.special_tokens_map, **self._options}
+        self._call_shape = next((shape for shape in CALL_SHAPES if self._writes_calls(shape)), CALL_SHAPES[0])
         self._vocabulary: dict[str, int] = tokenizer.get_vocab()
 
     def text(self, messages: Sequence[Message | Mapping[str, Any]], tools: Sequence[ToolSchema] = (), *, header: bool) -> str:
@@ -54,7 +76,7 @@ class ChatTemplate:
         Raises:
             TemplateError: The template refuses these messages; the message says why.
         """
-        plain = [_plain(message) if isinstance(message, Message) else dict(message) for message in messages]
+        plain = [_plain(message, self._call_shape) if isinstance(message, Message) else dict(message) for message in messages]
         schemas = [tool.to_template() for tool in tools] or None
         compiled = self._compiled_for_tools if schemas else self._compiled
         try:
@@ -62,6 +84,13 @@ class ChatTemplate:
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, IndexError) as error:
             roles = ", ".join(str(message["role"]) for message in plain)
             raise TemplateError(f"the chat template refuses a conversation of roles [{roles}]: {error}") from error
+
+    def _writes_calls(self, shape: CallShape) -> bool:
+        self._call_shape = shape
+        try:
+            return "psrlValue" in self.text([SHAPE_QUESTION, SHAPE_CALL], header=False)
+        except TemplateError:
+            return False
 
     def encode(self, text: str) -> list[int]:
         """Ids of rendered text, which already holds all special tokens; what `markup.Guard` has cut stays ordinary text."""
@@ -112,9 +141,14 @@ class ChatTemplate:
         return token_id
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message, shape: CallShape) -> dict[str, Any]:
     """A message for templates; reasoning under each name that templates read it by."""
     plain = message.to_template()
+    if message.tool_calls and shape.is_content_none and not message.content:
+        plain["content"] = None
+    if shape.are_arguments_text:
+        for call in plain.get("tool_calls", ()):
+            call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
     if message.reasoning is not None:
         plain["reasoning"] = plain["thinking"] = message.reasoning
     return plain

@@ -5,6 +5,7 @@ Beside the probe it says which tool-call format the family writes, and what it c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psrl.chat.families import ToolSupport
@@ -83,7 +84,10 @@ def branch_cost(renderer: HfRenderer) -> BranchCost:
         said = Message(role=Role.ASSISTANT, content=f"The sum is {turn + 42}.", reasoning=REASONING * 3)
         question = Message(role=Role.USER, content=f"And {turn + 13} + 30?")
         text = _turn_text(renderer, history, said)
-        sampled = renderer.template.encode(text if REASONING in text else f"<think>\n{said.reasoning}\n</think>\n\n{text}")
+        if REASONING not in text:
+            opening = "" if renderer.family.opens_reasoning else "<think>\n"
+            text = f"{opening}{said.reasoning}\n</think>\n\n{text}"
+        sampled = renderer.template.encode(text)
         history.append(said)
         new = renderer.following(sampled[-1], [question])
         kept = [*kept, *sampled, *new]
@@ -111,11 +115,13 @@ def _format_line(renderer: HfRenderer, asked: str | None) -> str:
 
 def _turn_text(renderer: HfRenderer, history: list[Message], said: Message) -> str:
     """A turn as the template shows it while it is the last, from after the header to its end."""
-    prompt = renderer.prompt_text(history, [])
+    before = renderer.prompt_text(history, [], header=False)
     whole = renderer.prompt_text([*history, said], [], header=False)
-    if not whole.startswith(prompt):
-        raise TemplateError("the chat template does not begin an assistant's turn with the header that it writes before it")
-    return whole[len(prompt) :].removesuffix(renderer.family.separator)
+    if not whole.startswith(before):
+        raise TemplateError("the chat template shows a question otherwise once it is answered")
+    turn = whole[len(before) :]
+    header = _num_common(turn, renderer.family.header)  # less than all of it where the header's <think> is not shown again
+    return turn[header:].removesuffix(renderer.family.separator)
 
 
 def _reads(renderer: HfRenderer, name: str, turn: str) -> bool:
@@ -127,5 +133,5 @@ def _reads(renderer: HfRenderer, name: str, turn: str) -> bool:
     return [(call.name, call.arguments) for call in calls if isinstance(call, ToolCall)] == [(CALL.name, CALL.arguments)]
 
 
-def _num_common(before: list[int], after: list[int]) -> int:
+def _num_common(before: Sequence[object], after: Sequence[object]) -> int:
     return next((i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after)))

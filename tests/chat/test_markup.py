@@ -1,6 +1,7 @@
 """Nobody but the template writes a special token: on every real tokenizer, for every token of its vocabulary."""
 
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 
 from families_under_test import FAMILIES, TOOL, USER_HEADER, real_family
+from jinja2.exceptions import SecurityError
 
+from psrl.chat.jinja import compile_template
 from psrl.chat.markup import CUT, KEPT, Guard, pieces
 from psrl.types import Message, Role, ToolCall, ToolSchema
 
@@ -134,3 +137,9 @@ def test_overlapping_tokens_are_all_cut_and_the_private_characters_themselves_su
     for text in (CUT, KEPT, CUT + KEPT, f"a{CUT}{CUT}{KEPT}b", f"{KEPT}{CUT}"):
         assert pieces(guard.text(text)) == [text]
         assert "".join(pieces(guard.text(f"<ab>{text}<a"))) == f"<ab>{text}<a"
+
+
+@pytest.mark.parametrize("source", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}"])
+def test_a_template_is_kept_in_the_sandbox(source):
+    with pytest.raises(SecurityError):
+        compile_template(source, date(2025, 1, 1)).render(messages=[])
