@@ -287,9 +287,9 @@ class RecordingTemplate(ChatTemplate):
     """A real template that notes how much it was given to do."""
 
     def __init__(self, tokenizer):
-        super().__init__(tokenizer)
         self.num_messages = []
         self.num_characters = []
+        super().__init__(tokenizer)
 
     def text(self, messages, tools=(), *, header):
         self.num_messages.append(len(messages))
