@@ -73,7 +73,7 @@ def check_loop_of(task: Task, config: Config) -> None:
     Raises:
         ConfigError: It needs a gateway that the run does not start. Unknown names are left to the episode.
     """
-    if task.agent_name in agent_loops.names:
+    if task.agent_name in (*SESSION_LOOPS, *agent_loops.names):
         _check_loop(task.agent_name, f"agent_name of {task.uid}", config)
 
 

@@ -1,10 +1,11 @@
 """What is wrong with tools, tasks or prompts is said before any process is started."""
 
+import json
 import sys
 
 import pytest
 
-from psrl.config.cross_checks import SHIPPED_NAMES
+from psrl.config.cross_checks import DEFAULTS, SHIPPED_NAMES
 from psrl.config.load import load_config
 from psrl.errors import ConfigError
 from psrl.runtime.build import load_tasks, run_renderer
@@ -76,3 +77,24 @@ def test_a_class_beside_the_users_yaml_is_found(tmp_path):
     config = load_config("retool_tiny", [f"import_folder={tmp_path}", "gen_actor_rollout_ref.rollout.agent.env.name=beside_the_yaml.Game"])
     resolve_names(config)
     assert sys.modules["beside_the_yaml"].__file__ == str(tmp_path / "beside_the_yaml.py")
+
+
+class LoopOfAUser:
+    """A black-box loop, named by its path."""
+
+    needs_sessions = True
+
+
+def test_a_loop_that_needs_sessions_says_how_to_start_the_gateway():
+    loop = f"gen_actor_rollout_ref.rollout.agent.default_agent_loop={__name__}.LoopOfAUser"
+    with pytest.raises(ConfigError, match=r"starts no gateway\. Fix: set psrl\.rollout_gateway\.enable=true"):
+        resolve_names(load_config("retool_tiny", [loop]))
+    resolve_names(load_config("retool_tiny", [loop, "psrl.rollout_gateway.enable=true"]))
+
+
+def test_a_row_whose_loop_needs_sessions_says_how_to_start_the_gateway(tmp_path):
+    row = {"prompt": [{"role": "user", "content": "1+1"}], "data_source": "x", "agent_name": "mini_swe_agent"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    unused = [f"{key}={DEFAULTS[key]}" for key in ("data.generator.num_train", "data.generator.num_val")]
+    with pytest.raises(ConfigError, match=r"mini_swe_agent.*Fix: set psrl\.rollout_gateway\.enable=true"):
+        tasks_of("data.generator.name=null", f"data.train_files=[{tmp_path}/rows.jsonl]", *unused)
