@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 import ray
 
 from psrl.gateway.gateway import Gateway, GatewayAddress, GatewaySettings
@@ -12,7 +14,8 @@ class GatewayActor:
     """The run's gateway. Its processes die with this one, whatever ends it."""
 
     def __init__(self, settings: GatewaySettings) -> None:
-        self._gateway = Gateway(settings)
+        self._log = settings.log_folder / "gateway.log"
+        self._gateway = Gateway(settings, report=self._write)
 
     async def start(self) -> GatewayAddress:
         """Until sessions can be opened."""
@@ -29,3 +32,7 @@ class GatewayActor:
     async def stop(self) -> None:
         """End both processes."""
         await self._gateway.stop()
+
+    def _write(self, line: str) -> None:
+        with open(self._log, "a") as log:
+            log.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")
