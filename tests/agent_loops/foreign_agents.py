@@ -1,6 +1,9 @@
 """Agents that nobody of psrl wrote, unmodified, each on a session in about ten lines: a library's class, a library's tool-calling loop,
 and a command."""
 
+import asyncio
+from contextlib import closing
+
 import yaml
 from minisweagent.agents.default import DefaultAgent
 from minisweagent.environments.local import LocalEnvironment
@@ -10,6 +13,27 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from psrl.agent_loops import CommandAgentLoop, SessionAgentLoop
+from psrl.config.sandbox import SandboxConfig
+from psrl.sandbox.build import build_sandbox
+
+
+class SandboxShell(LocalEnvironment):
+    """mini-swe-agent's environment, with its commands in psrl's sandbox instead of on this machine."""
+
+    def __init__(self):
+        super().__init__()
+        self._loop, self._sandbox = asyncio.Runner(), build_sandbox(SandboxConfig())
+        self._loop.run(self._sandbox.start())
+
+    def execute(self, action, cwd="", *, timeout=None):
+        ended = self._loop.run(self._sandbox.run(["bash", "-c", action["command"]]))
+        output = {"output": (ended.stdout + ended.stderr).decode(errors="replace"), "returncode": ended.exit_code, "exception_info": ""}
+        self._check_finished(output)
+        return output
+
+    def close(self):
+        self._loop.run(self._sandbox.stop())
+        self._loop.close()
 
 
 class MiniSWEAgentLoop(SessionAgentLoop):
@@ -21,10 +45,9 @@ class MiniSWEAgentLoop(SessionAgentLoop):
             model_kwargs={"api_base": address.base_url, "api_key": address.api_key},
             cost_tracking="ignore_errors",
         )
-        agent = DefaultAgent(
-            model, LocalEnvironment(timeout=10), system_template="You use a shell.", instance_template="{{task}}", step_limit=8
-        )
-        agent.run(task.prompt[-1].content)
+        with closing(SandboxShell()) as shell:
+            agent = DefaultAgent(model, shell, system_template="You use a shell.", instance_template="{{task}}", step_limit=8)
+            agent.run(task.prompt[-1].content)
         return {"calls": agent.n_calls}
 
 
