@@ -44,6 +44,8 @@ FLAGS = (
     *("--enable-rl", "--log-level", "warn", "--shutdown-grace-period-secs", str(SHUTDOWN_GRACE_S)),
     *("--health-check-interval-secs", str(HEALTH_INTERVAL_S), "--health-check-timeout-secs", str(HEALTH_TIMEOUT_S)),
     *("--health-failure-threshold", str(HEALTH_FAILURES), "--health-success-threshold", "1"),
+    # Deadlines and bounds are the clients': SMG's own would cut a long turn, or answer 429 to more than some thousand at once.
+    *("--request-timeout-secs", "86400", "--max-concurrent-requests", "0"),
     *("--worker-startup-check-interval", "1", "--prometheus-host", "127.0.0.1"),
 )
 
