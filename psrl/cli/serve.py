@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from psrl.config.model import ModelConfig
-from psrl.config.rollout import RolloutConfig
+from psrl.config.rollout import MultiTurnConfig, RolloutConfig
 from psrl.config.rollout_gateway import RolloutGatewayConfig
 from psrl.errors import ConfigError, GatewayError
 
@@ -38,7 +38,7 @@ def serve(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences that an engine decodes at once.")] = 16,
     max_model_len: Annotated[int, typer.Option(min=0, help="Tokens of a conversation; 0: the model's own, at most 2048.")] = 0,
     temperature: Annotated[float, typer.Option(min=0, help="Of the session that is opened for you.")] = 1.0,
-    tool_format: Annotated[str, typer.Option(help="How the model writes tool calls.")] = "hermes",
+    tool_format: Annotated[str | None, typer.Option(help="How the model writes tool calls; default: the recipe's, or hermes.")] = None,
     log_dir: Annotated[Path | None, typer.Option(help="Log files and the admin key; default runs/serve/<time>.")] = None,
 ) -> None:
     """Serve a model as an OpenAI API in sessions. Ctrl-C ends everything."""
@@ -47,7 +47,7 @@ def serve(
     if (engine == "scripted") == (script is None):
         rule = "is what the scripted engine answers, and only it"
         raise ConfigError(key="--script", value=str(script), rule=rule, fix="give --engine scripted and --script FILE together, or neither")
-    model_settings = _model_of(model)
+    model_settings, own_format = _model_of(model)
     from psrl.runtime.serve import Server, ServeSettings
 
     length = max_model_len or _longest(model_settings.path)
@@ -60,7 +60,7 @@ def serve(
         prompt_length=length // 2,
         response_length=length - length // 2,
     )
-    rollout.multi_turn.format = tool_format
+    rollout.multi_turn.format = tool_format or own_format
     settings = ServeSettings(
         model=model_settings,
         rollout=rollout,
@@ -131,17 +131,18 @@ def _line(now: Figures, before: Figures | None) -> str:
     return f"{now.num_sessions} sessions, {now.num_turns} turns, {now.num_tokens} tokens, {rate:.0f} tokens/s"
 
 
-def _model_of(given: str) -> ModelConfig:
-    """The folder itself, or the model of a recipe.
+def _model_of(given: str) -> tuple[ModelConfig, str]:
+    """(model, tool-call format): of the folder itself, or of a recipe.
 
     Raises:
         ConfigError: It is neither.
     """
     if (Path(given) / "config.json").is_file():
-        return ModelConfig(path=str(Path(given).absolute()))
+        return ModelConfig(path=str(Path(given).absolute())), MultiTurnConfig().format
     from psrl.config.load import load_config
 
-    return load_config(given, []).train_actor_rollout_ref.model
+    config = load_config(given, [])
+    return config.train_actor_rollout_ref.model, config.gen_actor_rollout_ref.rollout.multi_turn.format
 
 
 def _longest(model_path: str) -> int:

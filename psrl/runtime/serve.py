@@ -100,7 +100,7 @@ class Server:
 
         async def start_engines() -> None:
             await asyncio.gather(*(engine.start() for engine in self.engines))
-            progress(f"{len(self.engines)} engines")
+            progress(f"{len(self.engines)} engine{'s' if len(self.engines) > 1 else ''}")
 
         async def start_gateway() -> None:
             self._address = await self._gateway.start()
