@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -218,4 +219,8 @@ def _answered(endpoint: Endpoint, write_error: Callable[[SessionRequestError], d
 
 
 def _json_response(body: Any, *, status: int = 200) -> Response:
-    return Response(orjson.dumps(body), status_code=status, media_type="application/json")
+    try:
+        content = orjson.dumps(body)
+    except TypeError:  # a call's arguments hold an integer of more than 64 bits, which orjson does not write
+        content = json.dumps(body).encode()
+    return Response(content, status_code=status, media_type="application/json")

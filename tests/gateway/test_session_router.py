@@ -293,6 +293,19 @@ def test_a_stop_text_ends_the_turn_with_the_token_that_completes_it():
     assert sampled == sampled_ids(renderer(), "<code>1</code> and then much more")[: len(sampled)]
 
 
+def test_numbers_of_any_size_in_a_call_reach_the_agent_and_the_record():
+    async def work(client, core, http):
+        address = await client.open(session_spec())
+        _, body = await post(http, address, {**question(), "tools": TOOLS})
+        async with http.get(address.url, headers={"authorization": f"Bearer {address.api_key}"}) as answer:
+            return body["choices"][0]["message"]["tool_calls"][0], answer.status, await answer.text()
+
+    call, status, record = play(work, CALL.replace('"print(2+3)"', str(2**70)))
+    assert json.loads(call["function"]["arguments"]) == {"code": 2**70}
+    assert status == 200
+    assert str(2**70) in record
+
+
 def test_a_call_that_cannot_be_read_is_shown_to_the_agent_as_it_was_written():
     async def work(client, core, http):
         address = await client.open(session_spec())
