@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psrl.config.fields import leaves_of, value_at
-from psrl.config.gateway_checks import check_gateway
+from psrl.config.gateway_checks import check_gateway, check_history_thinking
 from psrl.config.ranges import ROLLOUTS
 from psrl.config.rollout import RolloutConfig
 from psrl.config.tree import Config
@@ -72,6 +72,7 @@ def check_combinations(config: Config) -> None:
     _check_one_set_of_engines(config)
     _check_training_sampling(config)
     check_gateway(config)
+    check_history_thinking(config)
     check_names(config, SHIPPED_NAMES)
 
 

@@ -8,6 +8,8 @@ from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
 KEY = "psrl.rollout_gateway"
+APPENDING_LOOPS = ("generate_only_agent", "multi_turn_agent", "multi_turn_completion_agent")
+"""Loops around one AgentData, whose trajectory only grows: none can open a branch."""
 
 
 def starts_gateway(config: Config) -> bool:
@@ -40,3 +42,16 @@ def check_gateway(config: Config) -> None:
         rule = f"forgets sessions of episodes that still run (agent.episode_timeout_s={longest_s:g})"
         fix = f"set {KEY}.session_idle_timeout_s={longest_s:g} or more"
         raise ConfigError(key=f"{KEY}.session_idle_timeout_s", value=gateway.session_idle_timeout_s, rule=rule, fix=fix)
+
+
+def check_history_thinking(config: Config) -> None:
+    """Only the session of a black-box agent can open a branch where the template drops reasoning.
+
+    Raises:
+        ConfigError: `strip` with a loop that only appends.
+    """
+    model, loop = config.train_actor_rollout_ref.model, config.gen_actor_rollout_ref.rollout.agent.default_agent_loop
+    if model.history_thinking == "strip" and loop in APPENDING_LOOPS:
+        key = "train_actor_rollout_ref.model.history_thinking"
+        rule = f"has no effect with {loop}, whose trajectory only grows; sessions of black-box agents can branch"
+        raise ConfigError(key=key, value="strip", rule=rule, fix=f"set {key}=keep, or train an agent that is a SessionAgentLoop")

@@ -108,6 +108,7 @@ WRONG = [
     ([f"{GEN}.agent.env.name=null"], f"{GEN}.agent.env.name", None, "tool_env"),
     ([f"{GEN}.agent.default_agent_loop=multi_turn_completion_agent", f"{GEN}.agent.data.name=null"],
      f"{GEN}.agent.data.name", None, "tool_agent_data"),
+    ([f"{MODEL}.history_thinking=strip"], f"{MODEL}.history_thinking", "strip", "history_thinking=keep"),
     ([f"{GEN}.agent.branch_reward=mine"], f"{GEN}.agent.branch_reward", "mine", "shared, last"),
     ([f"{GEN}.agent.branch_reward=last"], f"{GEN}.agent.branch_reward", "last", "leave"),
     ([f"{GEN}.agent.agent_loop_config_path=a.yaml"], f"{GEN}.agent.agent_loop_config_path", "a.yaml", "leave"),
