@@ -32,6 +32,8 @@ class PlacedTurn:
     """Of the turns that the session began, from 0; its seed derives from it."""
     branch: Branch
     max_tokens: int
+    is_last: bool
+    """Whether a turn of `max_tokens` has reached a limit of the session's, not one that the agent asked for."""
 
 
 class TurnTaker:
@@ -63,7 +65,9 @@ class TurnTaker:
         asked = request.sampling.max_tokens
         number = session.num_turns_begun
         session.num_turns_begun += 1
-        return PlacedTurn(number=number, branch=branch, max_tokens=room if asked is None else min(room, asked))
+        return PlacedTurn(
+            number=number, branch=branch, max_tokens=room if asked is None else min(room, asked), is_last=asked is None or asked >= room
+        )
 
     async def take(self, session: Session, request: ChatRequest, placed: PlacedTurn) -> ChatTurn:
         """Sample, capture, and read the answer.
@@ -150,6 +154,7 @@ class TurnTaker:
         if stop_text is not None and stop_text in content:
             content = content[: content.index(stop_text)]
         session.counts["tool_calls"] += len(calls)
+        session.counts["tool_turns"] += bool(calls)
         answer = Message(role=Role.ASSISTANT, content=content, reasoning=parsed.reasoning or None, tool_calls=calls)
         turn = session.tree.capture(
             placed.branch,
@@ -160,6 +165,10 @@ class TurnTaker:
             temperature=session.spec.contract.temperature,
         )
         session.took_turn()
+        if is_cut and placed.is_last:
+            session.ran_into(
+                Outcome.MAX_TOKENS, f"turn {placed.number} was cut at {placed.max_tokens} tokens, where the session's room ends"
+            )
         return ChatTurn(
             id=turn.id,
             created=int(time.time()),

@@ -11,6 +11,9 @@ from psrl.telemetry import names
 from psrl.telemetry.names import TimeUse
 from psrl.types import Outcome
 
+SAID = ("env", "agent")
+"""First word of the counts that others than psrl named."""
+
 
 def step_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
     """Reward, accuracy, turns, tools, outcomes and environment numbers of the episodes that an update trained on."""
@@ -31,17 +34,34 @@ def step_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
         metrics[names.ACCURACY_MEAN] = fmean(judged)
     for outcome in Outcome:
         metrics[names.outcome_share(outcome)] = fmean(summary.outcome is outcome for summary in episodes)
-    return metrics | environment_metrics(episodes)
+    return metrics | session_metrics(episodes) | said_metrics(episodes)
 
 
-def environment_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
-    """Mean per episode of the numbers that environments said in their info."""
+def session_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """What sessions counted; empty where no episode had one."""
+    counts = [summary.counts for summary in episodes if "branches" in summary.counts or "tokens/drift" in summary.counts]
+    if not counts:
+        return {}
+    return {
+        names.SESSION_DRIFT_COUNT: _total(counts, "tokens/drift"),
+        names.SESSION_BRANCHES_MEAN: _total(counts, "branches") / len(counts),
+        names.SESSION_OVERRIDES_MEAN: _total(counts, "sampling_overrides/") / len(counts),
+    }
+
+
+def said_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """Mean per episode of the numbers that environments said in their info and that agents returned."""
     sums: defaultdict[str, float] = defaultdict(float)
     for summary in episodes:
         for name, value in summary.counts.items():
-            if name.startswith("env/"):
-                sums[names.env_metric(name.removeprefix("env/"))] += value
+            area, _, rest = name.partition("/")
+            if area in SAID and rest:
+                sums[names.said_metric(area, rest)] += value
     return {name: total / len(episodes) for name, total in sums.items()}
+
+
+def _total(counts: Sequence[dict[str, float]], prefix: str) -> float:
+    return float(sum(value for count in counts for name, value in count.items() if name.startswith(prefix)))
 
 
 def tool_rate(episodes: Sequence[EpisodeSummary]) -> float:

@@ -1,7 +1,7 @@
 """Names of the metrics that psrl logs, once: everybody who logs or shows one imports it from here.
 
-A name is `area/noun/stat` with the unit in the stat where it has one. `env/<name>` is the exception: numbers that an
-environment says in its info.
+A name is `area/noun/stat` with the unit in the stat where it has one. `env/<name>` and `agent/<name>` are the exception: numbers that
+an environment says in its info, or that a black-box agent returns.
 """
 
 from __future__ import annotations
@@ -24,6 +24,13 @@ TOOL_ERRORS_MEAN = "episode/tool_errors/mean"
 """Failed tool calls per episode."""
 SAMPLED_TOKENS_MEAN = "episode/sampled_tokens/mean"
 """Tokens that the policy sampled, per episode."""
+
+SESSION_DRIFT_COUNT = "session/drift/tokens"
+"""Tokens that a session's record and the agent data of its episode tell differently; 0, or the episodes are `infra_error`."""
+SESSION_BRANCHES_MEAN = "session/branches/mean"
+"""Branches beyond the first, per episode of a session."""
+SESSION_OVERRIDES_MEAN = "session/sampling_overrides/mean"
+"""Sampling parameters of the agent's that gave way to the run's, per episode of a session."""
 
 GENERATION_TOKENS_PER_SECOND = "generation/tokens/per_second"
 GENERATION_TOKENS_COUNT = "generation/tokens/count"
@@ -64,7 +71,7 @@ VAL_MEAN_AT_N_REWARD = "val/mean_at_n/reward"
 VAL_TOOL_RATE = "val/tool_rate/mean"
 VAL_SECONDS = "val/time/seconds"
 
-_NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.@-]+){2}|env(/[A-Za-z0-9_.@-]+)+")
+_NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.@-]+){2}|(env|agent)(/[A-Za-z0-9_.@-]+)+")
 
 
 class TimeUse(StrEnum):
@@ -98,15 +105,15 @@ def outcome_share(outcome: Outcome) -> str:
     return f"episode/outcome/{outcome.value}"
 
 
-def env_metric(name: str) -> str:
-    """Metric name of a number that an environment calls `name`, whatever characters it chose.
+def said_metric(area: str, name: str) -> str:
+    """Metric name of a number that an environment (area `env`) or an agent (`agent`) calls `name`, whatever characters it chose.
 
     Example:
-        "board size (cm)" -> "env/board_size_cm"
+        "env", "board size (cm)" -> "env/board_size_cm"
     """
-    return "env/" + (re.sub(r"[^A-Za-z0-9_.@/-]+", "_", name).strip("_/") or "unnamed")
+    return f"{area}/" + (re.sub(r"[^A-Za-z0-9_.@/-]+", "_", name).strip("_/") or "unnamed")
 
 
 def is_metric_name(name: str) -> bool:
-    """Whether `name` is `area/noun/stat` or `env/...`."""
+    """Whether `name` is `area/noun/stat`, `env/...` or `agent/...`."""
     return _NAME.fullmatch(name) is not None

@@ -246,7 +246,7 @@ def test_a_full_context_is_refused_and_a_shorter_branch_goes_on():
         messages = [*question()["messages"], body["choices"][0]["message"], {"role": "user", "content": "x " * 30}]
         refused = await post(http, address, {"messages": messages})
         between = await client.record(address)
-        compacted = await post(http, address, question("So far: 5."))
+        compacted = await post(http, address, {**question("So far: 5."), "max_tokens": 3})
         return body, refused, between, compacted, await client.close(address, abort=False)
 
     body, (status, error), between, compacted, record = play(work, ScriptedTurn(token_ids=(100,)))
@@ -257,6 +257,20 @@ def test_a_full_context_is_refused_and_a_shorter_branch_goes_on():
     assert compacted[0] == 200
     assert record.end is None
     assert len(record.trajectories) == 2
+
+
+def test_a_turn_that_is_cut_where_the_sessions_room_ends_says_so_until_another_turn_works():
+    async def work(client, core, http):
+        limits = SessionLimits(max_turns=9, prompt_length=100, response_length=200, max_tokens_per_turn=7)
+        address = await client.open(session_spec(limits=limits))
+        ends = []
+        for body in (question(), {**question(), "max_tokens": 3}):
+            _, answer = await post(http, address, body)
+            assert answer["choices"][0]["finish_reason"] == "length"
+            ends.append((answer["usage"]["completion_tokens"], (await client.record(address)).end))
+        return ends
+
+    assert play(work, ScriptedTurn(token_ids=(100,))) == [(7, Outcome.MAX_TOKENS), (3, None)]
 
 
 def test_what_the_agent_asks_of_sampling_is_overridden_and_counted_or_refused():

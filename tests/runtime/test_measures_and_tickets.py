@@ -55,6 +55,18 @@ def test_step_metrics_are_means_over_episodes():
     assert metrics["generation/tokens/count"] == 40
 
 
+def test_what_sessions_count_is_told_and_absent_without_sessions():
+    first = {"branches": 2.0, "sampling_overrides/temperature": 3.0, "sampling_overrides/seed": 1.0, "agent/calls": 5.0}
+    episodes = [summary(reward=1.0, accuracy=1.0, counts=first), summary(reward=0.0, accuracy=0.0, counts={"branches": 0.0})]
+    metrics = step_metrics([group(*episodes)])
+    assert metrics["session/branches/mean"] == 1.0
+    assert metrics["session/sampling_overrides/mean"] == 2.0
+    assert metrics["session/drift/tokens"] == 0.0
+    assert metrics["agent/calls"] == 2.5
+    native = step_metrics([group(summary(reward=1.0, accuracy=1.0))])
+    assert not any(name.startswith("session/") for name in native)
+
+
 def test_waiting_is_divided_by_what_episodes_waited_for():
     episode = summary(reward=1.0, accuracy=1.0)
     assert seconds_by_use([group(episode, episode)]) == {TimeUse.GENERATION: 6.0, TimeUse.TOOLS: 1.0, TimeUse.REWARD: 0.5}

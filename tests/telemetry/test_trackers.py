@@ -134,9 +134,9 @@ def test_every_name_that_psrl_logs_is_a_metric_name_and_is_given_once():
 
 
 def test_whatever_an_environment_calls_a_number_becomes_a_metric_name():
-    assert names.env_metric("board size (cm)") == "env/board_size_cm"
+    assert names.said_metric("env", "board size (cm)") == "env/board_size_cm"
     for hostile in ("", "///", "ключ", "a\nb", "score/part"):
-        assert names.is_metric_name(names.env_metric(hostile))
+        assert names.is_metric_name(names.said_metric("agent", hostile))
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
