@@ -122,6 +122,11 @@ class SessionTree:
             num_first_prompt=known.num_first_prompt,
         )
 
+    def num_new_characters(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> int:
+        """How much text `place` may have to render: what came since the newest turn where the request continues it, else all."""
+        newest = self._newest_unchanged(messages, tools)
+        return sum(len(message.content) for message in messages[newest.num_messages if newest else 0 :])
+
     def capture(self, branch: Branch, generation: Generation, *, id: str, answer: Message, text: str, temperature: float) -> Turn:
         """Add the turn that was sampled for `branch`."""
         before = branch.parent.num_messages if branch.parent else 0

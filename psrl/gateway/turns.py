@@ -19,7 +19,7 @@ from psrl.protocols import Generator, Renderer
 from psrl.types import FinishReason, GenerateRequest, Generation, Message, Outcome, Role, SamplingParams, ToolCall, ToolCallError, turn_seed
 
 LONG_CONTENT = 50_000
-"""Characters of a request's messages above which rendering leaves the event loop."""
+"""Characters that are new in a request, above which rendering leaves the event loop."""
 MAX_RESUMES = 16
 """How often a turn that the engine gives back unfinished is continued."""
 
@@ -98,7 +98,7 @@ class TurnTaker:
 
     async def _branch(self, session: Session, request: ChatRequest) -> Branch:
         try:
-            if sum(len(message.content) for message in request.messages) > LONG_CONTENT:
+            if session.tree.num_new_characters(request.messages, request.tools) > LONG_CONTENT:
                 return await asyncio.to_thread(session.tree.place, request.messages, request.tools)
             return session.tree.place(request.messages, request.tools)
         except TemplateError as error:

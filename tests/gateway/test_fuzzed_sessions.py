@@ -1,6 +1,6 @@
 """Random agents against a random policy on real tokenizers: what is captured is what the engine saw, and drift is 0.
 
-`make test-slow` plays 10,000 sessions on each of the five tokenizers; the ordinary run plays 300.
+`make test-slow` plays 10,000 sessions on each of the five tokenizers; the ordinary run plays 100.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ FAMILIES = {
     "gpt_oss": (gpt_oss_tokenizer_path, "harmony"),
     "gemma3": (gemma3_tokenizer_path, "hermes"),
 }
-NUM_SESSIONS = 300
+NUM_SESSIONS = 100
 NUM_SESSIONS_SLOW = 10_000
 
 

@@ -112,7 +112,7 @@ def through_the_native_loop(model, engine_url, prompt, *, temperature):
     return asyncio.run(play())
 
 
-@pytest.mark.parametrize(("model", "temperature"), [("tiny", 1.0), ("smollm2", 0.5)])
+@pytest.mark.parametrize(("model", "temperature"), [("tiny", 1.0), pytest.param("smollm2", 0.5, marks=pytest.mark.slow)])
 def test_ten_turns_with_a_tool_are_the_native_loops_token_for_token(model, temperature, tmp_path):
     folder, prompt = (TINY_MODEL, plain_prompt()) if model == "tiny" else (smollm2_path(), prompt_with_examples())
     with served(folder, tmp_path) as (url, admin_key, engine_url):

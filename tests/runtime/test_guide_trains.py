@@ -37,6 +37,7 @@ def installed(tmp_path_factory):
     return target
 
 
+@pytest.mark.slow
 def test_the_guides_example_trains_outside_of_the_repository(tmp_path, installed):
     (tmp_path / "sum_game.py").write_text(printed("python", "sum_game.py"))
     (tmp_path / "sum_game.yaml").write_text(printed("yaml", "sum_game.yaml"))

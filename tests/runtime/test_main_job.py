@@ -101,8 +101,8 @@ def resume_and_compare(folder, reference: Command) -> None:
     ("words", "named"),
     [
         (("ray::TrainWorkerActor",), "train worker 0"),
-        (("ray::AgentWorkerActor",), "agent worker 0"),
-        (("psrl.engines.torch",), "engine replica 0"),
+        pytest.param(("ray::AgentWorkerActor",), "agent worker 0", marks=pytest.mark.slow),
+        pytest.param(("psrl.engines.torch",), "engine replica 0", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_process_ends_the_run_with_its_name_and_nothing_stays(tmp_path, words, named):
@@ -117,6 +117,7 @@ def test_a_killed_process_ends_the_run_with_its_name_and_nothing_stays(tmp_path,
     assert command.leftovers() == []
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_resume_gives_the_unbroken_run(tmp_path, unbroken):
     reference, _, _ = unbroken
     command = train(tmp_path, 4)
@@ -143,6 +144,7 @@ def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path, unbrok
     resume_and_compare(tmp_path, reference)
 
 
+@pytest.mark.slow
 def test_sigterm_stops_as_ctrl_c_does(tmp_path):
     command = train(tmp_path, 500)
     command.wait_for_step(1)
