@@ -36,7 +36,8 @@ class AgentThread:
             try:
                 result = work()
             except BaseException as raised:  # noqa: BLE001 whatever an agent raises ends its episode, also sys.exit
-                error = raised if isinstance(raised, Exception) else AgentError(f"{type(raised).__name__}: {raised}")
+                can_be_set = isinstance(raised, Exception) and not isinstance(raised, StopIteration)  # a future takes none of these
+                error = raised if can_be_set else AgentError(f"{type(raised).__name__}: {raised}")
             with contextlib.suppress(RuntimeError):  # The worker's loop has ended, and nobody waits any more.
                 loop.call_soon_threadsafe(settle, result, error)
 

@@ -35,6 +35,9 @@ from psrl.types import (
     ToolSchema,
 )
 
+SESSION_COUNTS = ("branches", "resumed_turns", "sampling_overrides/")
+"""What the session counts beside what environment and agent data do."""
+
 
 class SessionTurns(TurnSource):
     """Turns of one episode as chat completions. The session is opened before the first and lasts until `close`."""
@@ -105,10 +108,13 @@ def as_captured(result: LoopResult, record: SessionRecord | Failure | None) -> L
         return _unusable(result, f"the session's record is lost: {record.error}", {f"errors/{record.name}": 1.0})
     captured = [step for trajectory in record.trajectories for step in trajectory.steps]
     built = [step for trajectory in result.trajectories for step in trajectory.steps]
+    trajectories = record.trajectories
     if result.outcome is Outcome.TIMEOUT and len(captured) == len(built) + 1:
-        captured.pop()  # It was sampled, but the episode's end was faster than its answer.
+        captured.pop()  # It was sampled, but the episode's end was faster than its answer: nobody has seen it.
+        trajectories = result.trajectories
     drift = num_differing_tokens(built, captured)
-    result = replace(result, counts={**result.counts, "tokens/drift": float(drift)}, trajectories=record.trajectories)
+    session_counts = {name: value for name, value in record.counts.items() if name.startswith(SESSION_COUNTS)}
+    result = replace(result, counts={**result.counts, **session_counts, "tokens/drift": float(drift)}, trajectories=trajectories)
     if drift == 0:
         return result
     text = f"session {record.id} of {record.uid}: {drift} tokens of its record differ from what the agent data built"

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -107,7 +108,7 @@ class SessionAgentLoop(AgentLoop):
         returned = await within(work, timeout_s=self._limits.episode_timeout_s, what=type(self).__name__, grace_s=AGENT_GRACE_S)
         if not isinstance(returned, Mapping):
             return {}
-        return {f"agent/{name}": float(value) for name, value in returned.items() if isinstance(value, Real)}
+        return {f"agent/{name}": float(value) for name, value in returned.items() if isinstance(value, Real) and math.isfinite(value)}
 
     def _result(self, task: Task, end: Numbers | Failure, record: SessionRecord | Failure, *, total_s: float, is_left: bool) -> LoopResult:
         outcome, why = _outcome_of(end, record, self._limits.episode_timeout_s)

@@ -18,7 +18,13 @@ def session_spec_of(parts: LoopParts, ticket: EpisodeTicket, limits: Limits) -> 
         group=ticket.group,
         admitted_version=ticket.admitted_version,
         is_validation=ticket.is_validation,
-        contract=SamplingContract(seed=ticket.seed, temperature=temperature_of(rollout, ticket), top_p=rollout.top_p, top_k=rollout.top_k),
+        contract=SamplingContract(
+            seed=ticket.seed,
+            temperature=temperature_of(rollout, ticket),
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            agent_sampling=parts.agent_sampling,
+        ),
         limits=SessionLimits(
             max_turns=limits.max_turns,
             prompt_length=limits.prompt_length,
@@ -39,6 +45,6 @@ def sessions_of(parts: LoopParts) -> SessionClient:
             key="rollout.agent.default_agent_loop",
             value=parts.rollout.agent.default_agent_loop,
             rule="its turns are chat completions, which need the run's gateway, and this run has none",
-            fix="choose this loop in the recipe, so that the run starts its gateway",
+            fix="set psrl.rollout_gateway.enable=true",
         )
     return parts.sessions

@@ -309,7 +309,7 @@ def _check_rollout(config: Config, key: str) -> None:
         _refuse(config, f"{key}.agent.step_timeout_s", rule, f"set {key}.agent.step_timeout_s={agent.episode_timeout_s:g} or less")
     if agent.agent_loop_config_path:
         fix = f"leave {key}.agent.agent_loop_config_path out"
-        _refuse(config, f"{key}.agent.agent_loop_config_path", "is for black-box agents, which this version does not run", fix)
+        _refuse(config, f"{key}.agent.agent_loop_config_path", "is read by no loop of this version", fix)
     _check_scripted(config, key, rollout)
 
 

@@ -32,9 +32,11 @@ def check_gateway(config: Config) -> None:
                 fix = f"set {KEY}.enable=true, or leave {leaf.key} out"
                 raise ConfigError(key=leaf.key, value=value_at(config, leaf.key), rule=rule, fix=fix)
         return
-    num_episodes = rollout.agent.num_workers * rollout.agent.max_concurrent_episodes
+    at_once = rollout.agent.max_concurrent_episodes + config.train_actor_rollout_ref.rollout.agent.max_concurrent_episodes
+    num_episodes = rollout.agent.num_workers * at_once
     if gateway.max_sessions < num_episodes:
-        rule = f"is less than the episodes that agent workers play at once (num_workers x max_concurrent_episodes = {num_episodes})"
+        both = "num_workers x max_concurrent_episodes, training and validation"
+        rule = f"is less than the episodes that agent workers may play at once ({both}: {num_episodes})"
         fix = f"set {KEY}.max_sessions={num_episodes} or more, or lower gen_actor_rollout_ref.rollout.agent.max_concurrent_episodes"
         raise ConfigError(key=f"{KEY}.max_sessions", value=gateway.max_sessions, rule=rule, fix=fix)
     longest_s = max(rollout.agent.episode_timeout_s, config.train_actor_rollout_ref.rollout.agent.episode_timeout_s)

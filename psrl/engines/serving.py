@@ -11,7 +11,7 @@ import uvicorn
 
 from psrl.engines.contract import EngineCore
 from psrl.engines.server import build_app
-from psrl.processes.serving import BACKLOG, bound_socket
+from psrl.processes.serving import BACKLOG, KEEP_ALIVE_S, bound_socket
 
 SWITCH_INTERVAL_S = 0.0005
 """The decode thread must not wait for the HTTP thread's default slice of 5 ms after each kernel."""
@@ -21,7 +21,13 @@ def serve(core: EngineCore, arguments: argparse.Namespace) -> None:
     """Answer the contract until SIGTERM or SIGINT. `arguments` has those of `processes.serving.add_serving_arguments`."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     settings = uvicorn.Config(
-        build_app(core), log_level="warning", access_log=False, proxy_headers=False, backlog=BACKLOG, timeout_graceful_shutdown=2
+        build_app(core),
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=2,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     listener = bound_socket(arguments)
     listener.listen(BACKLOG)

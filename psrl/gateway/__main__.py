@@ -15,7 +15,7 @@ from psrl.errors import PsrlError
 from psrl.gateway.session_router import SessionRouter
 from psrl.gateway.sessions import SessionTable
 from psrl.gateway.turns import TurnTaker
-from psrl.processes.serving import BACKLOG, add_serving_arguments, bound_socket, die_with_parent
+from psrl.processes.serving import BACKLOG, KEEP_ALIVE_S, add_serving_arguments, bound_socket, die_with_parent
 from psrl.protocols import Generator, Renderer
 
 SHUTDOWN_GRACE_S = 2
@@ -40,10 +40,15 @@ def main() -> int:
         model_name=arguments.model_name or arguments.model_path.name,
         max_sessions=arguments.max_sessions,
         idle_timeout_s=arguments.session_idle_timeout_s,
-        turn_timeout_s=arguments.request_timeout_s + arguments.retry_for_s,
+        turn_timeout_s=2 * arguments.request_timeout_s + arguments.retry_for_s,
     )
     settings = uvicorn.Config(
-        router.app(), log_level="warning", access_log=False, backlog=BACKLOG, timeout_graceful_shutdown=SHUTDOWN_GRACE_S
+        router.app(),
+        log_level="warning",
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+        timeout_keep_alive=KEEP_ALIVE_S,
     )
     listener = bound_socket(arguments)
     listener.listen(BACKLOG)
@@ -63,7 +68,7 @@ def build_router(
     idle_timeout_s: float,
     turn_timeout_s: float,
 ) -> SessionRouter:
-    """A router in front of `generator`; `turn_timeout_s` is the longest that a turn may take."""
+    """A router in front of `generator`; `turn_timeout_s`, how long a close waits, is the most that a turn takes without resumes."""
     table = SessionTable(renderer, max_sessions=max_sessions, idle_timeout_s=idle_timeout_s, turn_timeout_s=turn_timeout_s)
     return SessionRouter(table, TurnTaker(renderer, generator), admin_key=admin_key, model_name=model_name)
 

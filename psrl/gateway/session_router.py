@@ -6,7 +6,7 @@
 | POST /sessions/{id}<dialect> | session | one turn, streamed or not (`dialects/`) |
 | GET /sessions/{id}/v1/models | session | the one model |
 | GET /sessions/{id} | session | the record so far |
-| DELETE /sessions/{id}[?abort=true] | session | waits for turns in flight (or cancels them), then the record; the session is gone |
+| DELETE /sessions/{id}[?abort=true] | admin | waits for turns in flight (or cancels them), then the record; the session is gone |
 | GET /health, /metrics | none | alive; counters |
 
 The session's key comes as `Authorization: Bearer` or `x-api-key`, where every client puts its API key. A client that goes away cancels
@@ -34,11 +34,14 @@ from psrl.gateway.dialects.base import ChatRequest, ChatTurn, Dialect
 from psrl.gateway.sessions import Session, SessionTable, closing_error
 from psrl.gateway.turns import TurnTaker
 from psrl.session_client.bodies import record_to_json, spec_from_json
-from psrl.types import Message
+from psrl.types import Message, Outcome
 
 MAX_BODY_BYTES = 64 * 2**20
 KEEP_ALIVE_S = 5.0
 """Between the events that a streaming client gets while its turn is sampled."""
+
+PATIENCE_S = 20.0
+"""A client that leaves earlier changed its mind; later, its own time-out has passed."""
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -47,7 +50,7 @@ class SessionRouter:
     """The routes around a table of sessions."""
 
     def __init__(self, table: SessionTable, taker: TurnTaker, *, admin_key: str, model_name: str) -> None:
-        """`admin_key` opens sessions."""
+        """`admin_key` opens and deletes sessions."""
         self._table = table
         self._taker = taker
         self._admin_key = admin_key
@@ -77,8 +80,7 @@ class SessionRouter:
         return app
 
     async def _open(self, request: Request) -> Response:
-        if not hmac.compare_digest(_key_of(request).encode(), self._admin_key.encode()):
-            raise SessionRequestError(status=401, code="wrong_secret", message="sessions are opened with the gateway's admin key")
+        self._check_admin(request, "sessions are opened")
         session = self._table.open(spec_from_json(await _json(request)))
         url = f"{str(request.base_url).rstrip('/')}/sessions/{session.id}"
         return _json_response({"id": session.id, "api_key": session.api_key, "base_url": f"{url}/v1"}, status=201)
@@ -90,7 +92,9 @@ class SessionRouter:
         abort = request.query_params.get("abort", "false")
         if abort not in ("true", "false"):
             raise SessionRequestError(status=400, code="invalid_value", param="abort", message=f"abort is true or false, got {abort!r}")
-        return _json_response(record_to_json(await self._table.close(self._session_of(request), abort=abort == "true")))
+        self._check_admin(request, "sessions are deleted")
+        session = self._table.of_id(request.path_params["id"])
+        return _json_response(record_to_json(await self._table.close(session, abort=abort == "true")))
 
     async def _models(self, request: Request) -> Response:
         self._session_of(request)
@@ -132,11 +136,12 @@ class SessionRouter:
 
         Waits for: the turn. Unblocked by: its deadline, the client's disconnect, or the session's end.
         """
+        began = time.monotonic()
         hung_up = asyncio.create_task(request.receive())  # the body is read: the next message is the disconnect
         try:
             await asyncio.wait({task, hung_up}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                self._counts["clients_gone"] += 1
+                self._gone(session, began)
                 return None
             return self._made(task, session)
         finally:
@@ -145,6 +150,7 @@ class SessionRouter:
 
     async def _stream(self, dialect: Dialect, session: Session, asked: ChatRequest, task: asyncio.Task[ChatTurn]) -> AsyncIterator[bytes]:
         """Events of a turn: something to keep the connection while it is sampled, then all of it. A client that goes away ends this."""
+        began = time.monotonic()
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=KEEP_ALIVE_S)
@@ -159,8 +165,15 @@ class SessionRouter:
                 yield event
         finally:
             if not task.done():
-                self._counts["clients_gone"] += 1
+                self._gone(session, began)
                 task.cancel()
+
+    def _gone(self, session: Session, began: float) -> None:
+        """A client left before its answer came. If it had waited long, the engines were too slow for it: that judges no policy."""
+        self._counts["clients_gone"] += 1
+        waited_s = time.monotonic() - began
+        if waited_s >= PATIENCE_S and not session.is_closing:
+            session.ran_into(Outcome.INFRA_ERROR, f"the agent gave up on a turn after waiting {waited_s:.0f} s for it")
 
     def _made(self, task: asyncio.Task[ChatTurn], session: Session) -> ChatTurn:
         if task.cancelled():
@@ -171,6 +184,11 @@ class SessionRouter:
         self._counts["prompt_tokens"] += turn.generation.prompt_tokens
         self._counts["cached_tokens"] += turn.generation.cached_tokens
         return turn
+
+    def _check_admin(self, request: Request, what: str) -> None:
+        """An agent must not end its own session: the record would be lost, and with it the reward of a bad episode."""
+        if not hmac.compare_digest(_key_of(request).encode(), self._admin_key.encode()):
+            raise SessionRequestError(status=401, code="wrong_secret", message=f"{what} with the gateway's admin key")
 
     def _session_of(self, request: Request) -> Session:
         return self._table.get(request.path_params["id"], _key_of(request))

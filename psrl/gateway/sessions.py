@@ -45,7 +45,10 @@ class Session:
         """Captured or on the way: what `max_turns` counts."""
         self.end: Outcome | None = None
         self.error: str | None = None
-        self.generation_s = 0.0
+        self._end_number = 0
+        """How many turns had begun when the agent ran into `end`."""
+        self._waited_s = 0.0
+        self._waiting_since = 0.0
         self.last_used = time.monotonic()
         self.is_closing = False
         self._in_flight: set[asyncio.Task[Any]] = set()
@@ -55,13 +58,19 @@ class Session:
         """Turns that are being sampled."""
         return len(self._in_flight)
 
-    def ran_into(self, end: Outcome, error: str) -> None:
-        """Remember why the agent got no turn; a later turn takes it back."""
-        self.end, self.error = end, error
+    @property
+    def generation_s(self) -> float:
+        """Seconds in which at least one turn waited for engines."""
+        return self._waited_s + (time.monotonic() - self._waiting_since if self._in_flight else 0.0)
 
-    def took_turn(self) -> None:
-        """The agent got a turn, so what was in its way before is not what ended it."""
-        self.end = self.error = None
+    def ran_into(self, end: Outcome, error: str) -> None:
+        """Remember why the agent got no turn; a turn that begins later takes it back."""
+        self.end, self.error, self._end_number = end, error, self.num_turns_begun
+
+    def took_turn(self, number: int) -> None:
+        """The agent got turn `number`: what was in its way before that turn began is not what ended it."""
+        if number >= self._end_number:
+            self.end = self.error = None
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start a turn; `close` waits for it or cancels it.
@@ -74,6 +83,8 @@ class Session:
             raise closing_error(self.id)
         self.last_used = time.monotonic()
         task = asyncio.create_task(work)
+        if not self._in_flight:
+            self._waiting_since = self.last_used
         self._in_flight.add(task)
         task.add_done_callback(self._ended)
         return task
@@ -113,6 +124,8 @@ class Session:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._in_flight.discard(task)
         self.last_used = time.monotonic()
+        if not self._in_flight:
+            self._waited_s += self.last_used - self._waiting_since
 
 
 class SessionTable:
@@ -147,17 +160,22 @@ class SessionTable:
         self.num_opened += 1
         return session
 
+    def of_id(self, id: str) -> Session:
+        """The session of an id. SessionRequestError 404: there is none."""
+        session = self._sessions.get(SessionId(id))
+        if session is None:
+            raise SessionRequestError(
+                status=404, code="unknown_session", message=f"there is no session {id!r} (never opened, deleted or expired)"
+            )
+        return session
+
     def get(self, id: str, key: str) -> Session:
         """The session of an id, for who knows its secret.
 
         Raises:
             SessionRequestError: 404, there is none; 401, the secret is another.
         """
-        session = self._sessions.get(SessionId(id))
-        if session is None:
-            raise SessionRequestError(
-                status=404, code="unknown_session", message=f"there is no session {id!r} (never opened, deleted or expired)"
-            )
+        session = self.of_id(id)
         if not hmac.compare_digest(key.encode(), session.api_key.encode()):
             raise SessionRequestError(status=401, code="wrong_secret", message="the API key is not this session's")
         return session
@@ -186,6 +204,7 @@ class SessionTable:
             now = time.monotonic()
             for session in self.open_sessions:
                 if not session.num_in_flight and not session.is_closing and now - session.last_used > self._idle_timeout_s:
+                    session.is_closing = True  # a turn that is being placed must not begin in it
                     self._sessions.pop(session.id, None)
                     self.num_expired += 1
 

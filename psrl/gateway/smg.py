@@ -109,8 +109,8 @@ class Smg:
             GatewayError: It does not within `timeout_s`, or SMG refuses it.
         """
         if url not in self._worker_urls:
-            self._worker_urls.append(url)
             await self._call("POST", "/workers", {"url": url})
+            self._worker_urls.append(url)
         await self._until_healthy(url, timeout_s)
 
     async def remove_worker(self, url: str) -> None:

@@ -190,8 +190,9 @@ class SessionTree:
         )
 
     def _ids_through(self, turn: Turn) -> list[int]:
-        if self._newest is not None and self._newest[1] is turn:
-            return self._newest[2]
+        newest = self._newest  # once: `place` may run in a thread while a capture replaces it
+        if newest is not None and newest[1] is turn:
+            return newest[2]
         ids: list[int] = []
         for one in turn.path():
             ids += one.observation_ids
@@ -200,9 +201,10 @@ class SessionTree:
 
     def _newest_unchanged(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> Turn | None:
         """The newest turn, if `messages` extend it by no answer of another turn: then no turn has a longer conversation."""
-        if self._newest is None:
+        newest = self._newest
+        if newest is None:
             return None
-        branch, turn, _ = self._newest
+        branch, turn, _ = newest
         answer_at = len(branch.messages)
         extends = (
             len(messages) > answer_at + 1

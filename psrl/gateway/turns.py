@@ -75,7 +75,6 @@ class TurnTaker:
         Raises:
             SessionRequestError: 503, no engine answered; 502, the engine refused the request; 409, the session ended meanwhile.
         """
-        began = time.monotonic()
         is_captured = False
         try:
             sampled = await self._sample(session, placed)
@@ -93,7 +92,6 @@ class TurnTaker:
                 raise SessionRequestError(status=503, code="engine_unavailable", message=str(error)) from error
             raise
         finally:
-            session.generation_s += time.monotonic() - began
             session.num_turns_granted -= not is_captured
 
     async def _branch(self, session: Session, request: ChatRequest) -> Branch:
@@ -164,11 +162,9 @@ class TurnTaker:
             text=parsed.text,
             temperature=session.spec.contract.temperature,
         )
-        session.took_turn()
+        session.took_turn(placed.number)
         if is_cut and placed.is_last:
-            session.ran_into(
-                Outcome.MAX_TOKENS, f"turn {placed.number} was cut at {placed.max_tokens} tokens, where the session's room ends"
-            )
+            session.ran_into(Outcome.MAX_TOKENS, f"turn {placed.number} was cut at {placed.max_tokens} tokens by the session's limits")
         return ChatTurn(
             id=turn.id,
             created=int(time.time()),
@@ -186,11 +182,11 @@ def _room(session: Session, branch: Branch) -> int:
     most = limits.prompt_length + limits.response_length
     num_context = len(branch.context_ids)
     if branch.parent is None and not session.tree.turns and num_context > limits.prompt_length:
-        text = f"the first prompt has {num_context} tokens, the session allows {limits.prompt_length}"
+        text = f"the first prompt has {num_context} tokens, this model's maximum context length for it is {limits.prompt_length}"
         raise _limit(session, Outcome.MAX_TOKENS, "context_length_exceeded", text)
     room = min(most - num_context, limits.response_length - (num_context - branch.num_first_prompt))
     if room <= 0:
-        text = f"the context has {num_context} tokens, this session's maximum context length is {most}"
+        text = f"the context has {num_context} tokens, this model's maximum context length is {most}"
         raise _limit(session, Outcome.MAX_TOKENS, "context_length_exceeded", text)
     return min(room, limits.max_tokens_per_turn) if limits.max_tokens_per_turn else room
 

@@ -64,7 +64,7 @@ class ChildProcess:
                 if await _is_healthy(http, self.url):
                     return
                 if asyncio.get_running_loop().time() > deadline:
-                    self.stop()
+                    await asyncio.to_thread(self.stop)
                     raise ProcessDiedError(f"{self.name} is not ready after {timeout_s:.0f} s; last words: {self.last_words()}")
                 await asyncio.sleep(POLL_S)
 

@@ -14,6 +14,8 @@ import time
 PR_SET_PDEATHSIG = 1
 PARENT_POLL_S = 0.5
 BACKLOG = 1024
+KEEP_ALIVE_S = 75
+"""Longer than psrl's clients keep an idle connection, so that none is closed under a request."""
 
 
 def add_serving_arguments(parser: argparse.ArgumentParser) -> None:

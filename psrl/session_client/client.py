@@ -13,6 +13,8 @@ from psrl.types import SessionAddress, SessionId, SessionRecord, SessionSpec
 
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_S = 60.0
+CLOSE_TIMEOUT_S = 3600.0
+"""Of a close that waits for turns: the gateway's own deadline for them ends it long before."""
 MAX_CONNECTIONS = 512
 
 
@@ -20,7 +22,7 @@ class SessionClient:
     """Opens, reads and closes sessions of one gateway; also sends chat completions for loops of psrl's own."""
 
     def __init__(self, url: str, *, admin_key: str, control_timeout_s: float = 60.0) -> None:
-        """`admin_key` opens sessions; `control_timeout_s` bounds every call but chat completions, which bring their own."""
+        """`admin_key` opens and closes sessions; `control_timeout_s` bounds every call but chat completions, which bring their own."""
         self.url = url.rstrip("/")
         self._admin_key = admin_key
         self._control_timeout_s = control_timeout_s
@@ -41,7 +43,8 @@ class SessionClient:
     async def close(self, address: SessionAddress, *, abort: bool) -> SessionRecord:
         """See `protocols.Sessions`."""
         query = "?abort=true" if abort else ""
-        return record_from_json(await self._call("DELETE", address.url + query, key=address.api_key))
+        timeout_s = self._control_timeout_s if abort else CLOSE_TIMEOUT_S
+        return record_from_json(await self._call("DELETE", address.url + query, key=self._admin_key, timeout_s=timeout_s))
 
     async def chat(self, address: SessionAddress, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
         """One chat completion.

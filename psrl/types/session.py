@@ -96,4 +96,4 @@ class SessionRecord:
     counts: dict[str, float] = field(default_factory=dict)
     """Such as `branches` (beyond the first), `tool_calls`, `tool_errors/<cause>`, `sampling_overrides/<name>`."""
     generation_s: float = 0.0
-    """Seconds that turns waited for engines, parallel ones counted each."""
+    """Seconds in which at least one turn waited for engines."""

@@ -71,7 +71,7 @@ def test_an_episode_through_the_gateway_is_the_native_episode(script):
     assert [step.finish_reason for step in ours.steps] == [step.finish_reason for step in theirs.steps]
     assert through.result.messages == native.result.messages
     assert through.result.turn_texts == native.result.turn_texts
-    assert through.result.counts == {**native.result.counts, "tokens/drift": 0}
+    assert through.result.counts == {**native.result.counts, "tokens/drift": 0, "branches": 0}
     assert [request.token_ids for request in requests] == [request.token_ids for request in native_requests]
     assert [request.sampling for request in requests] == [request.sampling for request in native_requests]
 

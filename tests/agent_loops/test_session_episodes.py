@@ -16,7 +16,7 @@ from psrl.agent_loops import CommandAgentLoop, EpisodeRunner, LoopParts, Session
 from psrl.agent_loops.limits import Limits
 from psrl.agent_loops.session_spec import session_spec_of
 from psrl.errors import AgentError, ConfigError, EngineError, SandboxError
-from psrl.types import Outcome, Score
+from psrl.types import AgentSampling, Outcome, Score
 from tests.gateway.gateway_kit import running_gateway, until
 
 FINAL = "The answer is \\boxed{7}."
@@ -398,3 +398,46 @@ def test_nothing_that_a_command_started_outlives_its_episode(end, monkeypatch, t
     assert (episode.result.outcome if episode else None) is expected.get(end)
     left = [pid for pid in json.loads(pids.read_text()) if is_running(pid)]
     assert left == []
+
+
+class Warm(SessionAgentLoop):
+    """Asks for a temperature of its own."""
+
+    async def run_agent(self, task, address):
+        body = {"messages": [{"role": "user", "content": "Hello."}], "temperature": 0.3}
+        headers = {"authorization": f"Bearer {address.api_key}"}
+        async with aiohttp.ClientSession() as http, http.post(f"{address.base_url}/chat/completions", json=body, headers=headers) as answer:
+            return {"status": answer.status}
+
+
+@pytest.mark.parametrize(("choice", "status"), [("override", 200), ("refuse", 400)])
+def test_what_becomes_of_the_agents_own_sampling_is_the_runs_choice(choice, status):
+    async def run():
+        async with running_gateway(renderer(), ScriptedGenerator([FINAL]), max_sessions=1) as sessions:
+            parts = LoopParts(
+                renderer=renderer(),
+                generator=ScriptedGenerator([FINAL]),
+                rollout=make_rollout(loop=f"{__name__}.Warm", max_turns=5),
+                sessions=sessions,
+                agent_sampling=AgentSampling(choice),
+            )
+            return await EpisodeRunner(parts, LastTurnScorer()).run(make_task(), make_ticket())
+
+    episode = asyncio.run(asyncio.wait_for(run(), timeout=60))
+    assert episode.result.counts["agent/status"] == status
+
+
+class EmptyIterator(SessionAgentLoop):
+    """Blocks, takes a turn, and lets a StopIteration out, which a future cannot carry."""
+
+    def run_agent(self, task, address):
+        body = json.dumps({"messages": [{"role": "user", "content": "Hello."}]}).encode()
+        headers = {"authorization": f"Bearer {address.api_key}", "content-type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(f"{address.base_url}/chat/completions", data=body, headers=headers)).read()
+        next(iter(()))
+
+
+def test_a_stop_iteration_is_an_agent_error_at_once():
+    episode = play(EmptyIterator)
+    assert episode.result.outcome is Outcome.AGENT_ERROR
+    assert "StopIteration" in episode.result.error

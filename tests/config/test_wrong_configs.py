@@ -115,7 +115,7 @@ WRONG = [
     ([f"{GEN}.agent.step_timeout_s=900"], f"{GEN}.agent.step_timeout_s", 900.0, f"{GEN}.agent.step_timeout_s=300"),
     ([f"{GEN}.multi_turn.max_tokens_per_turn=600"], f"{GEN}.multi_turn.max_tokens_per_turn", 600, "max_tokens_per_turn=0"),
     (["psrl.rollout_gateway.max_sessions=9"], "psrl.rollout_gateway.max_sessions", 9, "psrl.rollout_gateway.enable=true"),
-    ([GATEWAY, "psrl.rollout_gateway.max_sessions=9"], "psrl.rollout_gateway.max_sessions", 9, "max_sessions=256"),
+    ([GATEWAY, "psrl.rollout_gateway.max_sessions=9"], "psrl.rollout_gateway.max_sessions", 9, "max_sessions=512"),
     ([GATEWAY, "psrl.rollout_gateway.session_idle_timeout_s=60"], "psrl.rollout_gateway.session_idle_timeout_s", 60.0, "=300"),
     (["transfer_queue.total_storage_size=10"], "transfer_queue.total_storage_size", 10, "transfer_queue.total_storage_size=256"),
     (["trainer.save_freq=11"], "trainer.save_freq", 11, "trainer.save_freq=0"),

@@ -202,8 +202,9 @@ def is_what_was_sampled(seen, prompt, ids):
         part = generation.token_ids
         if saw == prompt and part[: len(ids)] == ids:
             return True
-        if saw == prompt and generation.finish_reason is FinishReason.ABORT and ids[: len(part)] == part:
-            return is_what_was_sampled(seen, prompt + part, ids[len(part) :])
+        is_part = saw == prompt and generation.finish_reason is FinishReason.ABORT and ids[: len(part)] == part
+        if is_part and is_what_was_sampled(seen, prompt + part, ids[len(part) :]):
+            return True
     return False
 
 

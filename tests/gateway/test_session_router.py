@@ -111,6 +111,19 @@ def test_an_unknown_session_and_a_wrong_secret_are_told_apart_and_give_nothing()
     ]
 
 
+def test_an_agent_cannot_delete_its_own_session():
+    async def work(client, core, http):
+        address = await client.open(session_spec())
+        await client.chat(address, question(), timeout_s=10)
+        async with http.delete(address.url, headers={"authorization": f"Bearer {address.api_key}"}) as answer:
+            refused = answer.status, (await answer.json())["error"]["code"]
+        return refused, await client.close(address, abort=False)
+
+    refused, record = play(work, "5")
+    assert refused == (401, "wrong_secret")
+    assert record.num_turns == 1
+
+
 @pytest.mark.parametrize(
     ("raw", "status", "code"),
     [
@@ -403,6 +416,41 @@ def test_an_engine_that_fails_is_told_and_forgotten_once_a_turn_works():
     assert worked == 200
     assert record.end is None
     assert record.num_turns == 1
+
+
+def test_a_turn_that_began_before_a_fault_does_not_hide_it():
+    async def work(client, core, http):
+        address = await client.open(session_spec())
+        early = asyncio.create_task(post(http, address, question("slow one")))
+        await until(lambda: is_busy(core))
+        late = await post(http, address, question("second one"))
+        between = (await client.record(address)).end
+        return (await early)[0], late[0], between, (await client.close(address, abort=False)).end
+
+    error = ScriptedTurn(failure=ScriptedFailure.ERROR)
+    early, late, between, end = play(work, slow("5", 0.5), error)
+    assert (early, late) == (200, 503)
+    assert between is Outcome.INFRA_ERROR
+    assert end is Outcome.INFRA_ERROR
+
+
+def test_a_client_that_gives_up_after_long_says_that_the_engines_were_slow(monkeypatch):
+    monkeypatch.setattr("psrl.gateway.session_router.PATIENCE_S", 0.1)
+
+    async def work(client, core, http):
+        address = await client.open(session_spec())
+        turn = asyncio.create_task(post(http, address, question()))
+        await until(lambda: is_busy(core))
+        await asyncio.sleep(0.15)
+        turn.cancel()
+        await asyncio.gather(turn, return_exceptions=True)
+        await until(lambda: is_idle(core))
+        return await client.close(address, abort=False)
+
+    record = play(work, slow("5", 30.0))
+    assert record.end is Outcome.INFRA_ERROR
+    assert "gave up on a turn" in record.error
+    assert record.generation_s > 0.1
 
 
 def test_a_turn_that_fails_is_sampled_again_before_anybody_is_told():
