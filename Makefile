@@ -1,5 +1,5 @@
 # Each target is enough on a fresh machine: it sets up first, and a second run installs nothing.
-.PHONY: train test test-slow lint bench setup
+.PHONY: train test test-slow fuzz lint bench setup
 
 train:
 	@scripts/setup.sh
@@ -12,6 +12,10 @@ test:
 test-slow:
 	@scripts/setup.sh tests
 	.venv/bin/python -m pytest -m slow
+
+fuzz:
+	@scripts/setup.sh tests
+	.venv/bin/python -m pytest --hypothesis-profile new tests/chat tests/gateway tests/staleness tests/tools tests/environments
 
 lint:
 	@scripts/setup.sh

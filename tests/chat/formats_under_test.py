@@ -43,7 +43,8 @@ CLOSINGS = {
 JUNK = ['"', "\\", '\\"', "{", "}", "[", "]", ",", ":", "\n", " ", "x", "'''", '{"name": "f", "arguments": {}}', "<think>", "</think>"]
 TEXT = st.characters(exclude_categories=["Cs"])
 NAMES = st.from_regex(r"[A-Za-z0-9_-]{1,10}", fullmatch=True)
-PROSE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[{\n"), max_size=12)
+PROSE = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[{\n"), max_size=12).filter(lambda text: not text.isspace())
+"""White space alone is left out: between harmony's messages it says nothing."""
 
 
 def hostile(name):

@@ -98,8 +98,8 @@ def test_a_loop_that_needs_sessions_says_how_to_start_the_gateway():
 
 
 def test_a_row_whose_loop_needs_sessions_says_how_to_start_the_gateway(tmp_path):
-    row = {"prompt": [{"role": "user", "content": "1+1"}], "data_source": "x", "agent_name": "mini_swe_agent"}
+    row = {"prompt": [{"role": "user", "content": "1+1"}], "data_source": "x", "agent_name": "multi_turn_completion_agent"}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
     unused = [f"{key}={DEFAULTS[key]}" for key in ("data.generator.num_train", "data.generator.num_val")]
-    with pytest.raises(ConfigError, match=r"mini_swe_agent.*Fix: set psrl\.rollout_gateway\.enable=true"):
+    with pytest.raises(ConfigError, match=r"multi_turn_completion_agent.*Fix: set psrl\.rollout_gateway\.enable=true"):
         tasks_of("data.generator.name=null", f"data.train_files=[{tmp_path}/rows.jsonl]", *unused)
