@@ -92,13 +92,16 @@ class SessionTree:
         """All turns, in the order in which they were captured."""
         return self._turns
 
-    def place(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> Branch:
-        """Find what a request continues and render what is new. Its cost is that of the new messages, but for comparing the old ones.
+    def continued_by(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> Turn | None:
+        """The turn with the longest conversation that `messages` extend by at least one; of several, the newest. None: they begin anew."""
+        return self._newest_unchanged(messages, tools) or self._last_unchanged(messages, tools)
+
+    def place(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...], known: Turn | None) -> Branch:
+        """Render what is new of a request after `known`, the turn that it continues. Its cost is that of the new messages.
 
         Raises:
             TemplateError: The template refuses the conversation.
         """
-        known = self._newest_unchanged(messages, tools) or self._last_unchanged(messages, tools)
         if known is None:
             return self._anew(messages, tools)
         following = messages[known.num_messages :]
@@ -121,11 +124,6 @@ class SessionTree:
             context_ids=self._ids_through(known) + observation_ids,
             num_first_prompt=known.num_first_prompt,
         )
-
-    def num_new_characters(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> int:
-        """How much text `place` may have to render: what came since the newest turn where the request continues it, else all."""
-        newest = self._newest_unchanged(messages, tools)
-        return sum(len(message.content) for message in messages[newest.num_messages if newest else 0 :])
 
     def capture(self, branch: Branch, generation: Generation, *, id: str, answer: Message, text: str, temperature: float) -> Turn:
         """Add the turn that was sampled for `branch`."""
@@ -216,7 +214,7 @@ class SessionTree:
         return turn if extends else None
 
     def _last_unchanged(self, messages: tuple[Message, ...], tools: tuple[ToolSchema, ...]) -> Turn | None:
-        """The turn with the longest conversation that `messages` extend by at least one; of several, the newest."""
+        """The same by a search from the first turns."""
         best: Turn | None = None
         pending = [(turn, 0) for turn in self._first_turns.get(_key_of(tools), ())]
         while pending:

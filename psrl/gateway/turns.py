@@ -95,10 +95,13 @@ class TurnTaker:
             session.num_turns_granted -= not is_captured
 
     async def _branch(self, session: Session, request: ChatRequest) -> Branch:
+        tree, messages, tools = session.tree, request.messages, request.tools
+        known = tree.continued_by(messages, tools)
+        new_characters = sum(len(message.content) for message in messages[known.num_messages if known else 0 :])
         try:
-            if session.tree.num_new_characters(request.messages, request.tools) > LONG_CONTENT:
-                return await asyncio.to_thread(session.tree.place, request.messages, request.tools)
-            return session.tree.place(request.messages, request.tools)
+            if new_characters > LONG_CONTENT:
+                return await asyncio.to_thread(tree.place, messages, tools, known)
+            return tree.place(messages, tools, known)
         except TemplateError as error:
             raise SessionRequestError(status=400, code="template", message=str(error), param="messages") from error
 

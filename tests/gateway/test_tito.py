@@ -39,9 +39,12 @@ class Talk:
         self.renderer = qwen3(history_thinking)
         self.tree = SessionTree(self.renderer)
 
+    def place(self, messages, tools):
+        return self.tree.place(messages, tools, self.tree.continued_by(messages, tools))
+
     def turn(self, messages, text, tools=(), *, answer=None):
         """Place `messages`, then sample `text` and the end of the turn; (branch, the captured turn)."""
-        branch = self.tree.place(tuple(messages), tuple(tools))
+        branch = self.place(tuple(messages), tuple(tools))
         ids = [*self.renderer.template.encode(text), self.renderer.stop_token_ids[0]]
         generation = Generation(
             token_ids=ids,
@@ -74,7 +77,7 @@ def test_a_request_that_extends_the_conversation_continues_its_ids(talk):
 
 def test_what_was_sampled_is_never_encoded_again(talk):
     """'It' 'is' as single letters: ids that the tokenizer would never make from this text."""
-    branch = talk.tree.place((QUESTION,), ())
+    branch = talk.place((QUESTION,), ())
     letters = [talk.renderer.template.encode(letter)[0] for letter in "Five"]
     ids = [*letters, talk.renderer.stop_token_ids[0]]
     assert talk.renderer.template.encode("Five") != letters
@@ -88,7 +91,7 @@ def test_what_was_sampled_is_never_encoded_again(talk):
         latency_s=0,
     )
     talk.tree.capture(branch, generation, id="t0", answer=assistant("Five"), text="Five", temperature=1.0)
-    following = talk.tree.place(
+    following = talk.place(
         (
             QUESTION,
             assistant("Five"),
@@ -101,7 +104,7 @@ def test_what_was_sampled_is_never_encoded_again(talk):
 
 def test_reasoning_that_the_client_dropped_stays_in_the_context(talk):
     first, turn = talk.turn([QUESTION], "<think>\nadd\n</think>\n\nIt is 5.")
-    second = talk.tree.place(
+    second = talk.place(
         (
             QUESTION,
             assistant("It is 5."),
@@ -115,7 +118,7 @@ def test_reasoning_that_the_client_dropped_stays_in_the_context(talk):
 def test_strip_opens_a_branch_where_the_template_drops_reasoning():
     talk = Talk("strip")
     _, turn = talk.turn([QUESTION], "<think>\nadd\n</think>\n\nIt is 5.")
-    branch = talk.tree.place(
+    branch = talk.place(
         (
             QUESTION,
             turn.answer,
@@ -126,7 +129,7 @@ def test_strip_opens_a_branch_where_the_template_drops_reasoning():
     assert branch.parent is None
     assert "add" not in talk.renderer.decode(branch.context_ids)
     _, second = talk.turn([QUESTION, turn.answer, user("Sure?")], "Yes.")
-    third = talk.tree.place(
+    third = talk.place(
         (
             QUESTION,
             turn.answer,
@@ -145,7 +148,7 @@ def test_strip_knows_its_branch_again_when_the_client_drops_reasoning():
     echoes = [QUESTION, assistant("It is 5."), user("Sure?")]
     _, second = talk.turn(echoes, "Yes.")
     assert (
-        talk.tree.place(
+        talk.place(
             (
                 *echoes,
                 second.answer,
@@ -160,7 +163,7 @@ def test_strip_knows_its_branch_again_when_the_client_drops_reasoning():
 def test_strip_goes_on_where_a_tool_answers():
     talk = Talk("strip")
     _, turn = talk.turn([QUESTION], '<think>\nrun it\n</think>\n\n<tool_call>\n{"name": "run", "arguments": {}}\n</tool_call>', [TOOL])
-    branch = talk.tree.place(
+    branch = talk.place(
         (
             QUESTION,
             turn.answer,
@@ -198,7 +201,7 @@ def test_a_shared_turn_is_trained_on_once_and_context_in_the_other_branch(talk):
 
 def test_an_edited_question_begins_anew(talk):
     _, first = talk.turn([QUESTION], "It is 5.")
-    branch = talk.tree.place(
+    branch = talk.place(
         (
             user("What is 2 + 4?"),
             first.answer,
@@ -212,7 +215,7 @@ def test_an_edited_question_begins_anew(talk):
 
 def test_other_tools_begin_anew(talk):
     _, first = talk.turn([QUESTION], "It is 5.")
-    branch = talk.tree.place(
+    branch = talk.place(
         (
             QUESTION,
             first.answer,
@@ -233,7 +236,7 @@ def test_of_two_equal_answers_the_newest_is_continued(talk):
     talk.turn([QUESTION], "It is 5.")
     _, again = talk.turn([QUESTION], "It is 5.")
     assert (
-        talk.tree.place(
+        talk.place(
             (
                 QUESTION,
                 again.answer,
@@ -249,7 +252,7 @@ def test_two_conversations_of_sub_agents_do_not_mix(talk):
     _, one = talk.turn([SYSTEM, user("a")], "A.")
     _, other = talk.turn([SYSTEM, user("b")], "B.")
     assert (
-        talk.tree.place(
+        talk.place(
             (
                 SYSTEM,
                 user("a"),
@@ -261,7 +264,7 @@ def test_two_conversations_of_sub_agents_do_not_mix(talk):
         is one
     )
     assert (
-        talk.tree.place(
+        talk.place(
             (
                 SYSTEM,
                 user("b"),
@@ -275,7 +278,7 @@ def test_two_conversations_of_sub_agents_do_not_mix(talk):
 
 
 def test_a_turn_that_was_cut_is_closed_before_the_next_message(talk):
-    branch = talk.tree.place((QUESTION,), ())
+    branch = talk.place((QUESTION,), ())
     ids = talk.renderer.template.encode("It is")
     generation = Generation(
         token_ids=ids,
@@ -287,7 +290,7 @@ def test_a_turn_that_was_cut_is_closed_before_the_next_message(talk):
         latency_s=0,
     )
     talk.tree.capture(branch, generation, id="t0", answer=assistant("It is"), text="It is", temperature=1.0)
-    following = talk.tree.place(
+    following = talk.place(
         (
             QUESTION,
             assistant("It is"),
