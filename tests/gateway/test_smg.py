@@ -21,6 +21,8 @@ from psrl.processes.kept import RestartLimit
 from psrl.types import GenerateRequest, SamplingParams
 
 LIMIT = RestartLimit(max_restarts=3, window_s=60.0)
+LATENCY_S = 0.1
+"""Of engines whose sessions must spread: SMG spreads by the sessions that have a turn in flight, and draws lots where none has."""
 STARTER = """
 import asyncio, sys
 from pathlib import Path
@@ -84,7 +86,7 @@ async def running(folder, *tokens, **turn):
 def shared(tmp_path_factory):
     """Runs bodies on one fleet of two replicas, for tests that leave it as it was."""
     with asyncio.Runner() as runner:
-        context = running(tmp_path_factory.mktemp("shared"), 10, 20)
+        context = running(tmp_path_factory.mktemp("shared"), 10, 20, latency_s=LATENCY_S)
         fleet = runner.run(context.__aenter__())
         try:
             yield lambda body: runner.run(asyncio.wait_for(body(fleet), 60))
@@ -120,7 +122,7 @@ def test_sessions_spread_over_the_replicas_and_stay_where_they_are(shared):
 
     async def body(fleet):
         before = (await fleet.smg.metrics()).get("smg_router_requests_total", 0)
-        rounds = [{session: await fleet.token_of(session) for session in sessions} for _ in range(3)]
+        rounds = [await fleet.tokens_of(sessions) for _ in range(3)]
         return rounds, (await fleet.smg.metrics())["smg_router_requests_total"] - before
 
     rounds, num_requests = shared(body)
@@ -133,7 +135,7 @@ def test_a_session_whose_name_is_longer_than_a_routing_key_stays_too(shared):
     sessions = ["long" * 100 + str(n) for n in range(6)]
 
     async def body(fleet):
-        return [{session: await fleet.token_of(session) for session in sessions} for _ in range(3)]
+        return [await fleet.tokens_of(sessions) for _ in range(3)]
 
     rounds = shared(body)
     assert rounds[0] == rounds[1] == rounds[2]
@@ -155,7 +157,7 @@ def test_ids_and_logprobs_pass_as_the_engine_gave_them(shared):
 
 def test_a_replica_joins_and_leaves_a_running_smg(tmp_path):
     async def body(fleet):
-        late = engine(tmp_path / "late", 30)
+        late = engine(tmp_path / "late", 30, latency_s=LATENCY_S)
         try:
             await late.start(60)
             await fleet.smg.add_worker(late.url)
@@ -166,7 +168,7 @@ def test_a_replica_joins_and_leaves_a_running_smg(tmp_path):
         finally:
             late.stop()
 
-    joined, after, only_the_late_one = run(body, tmp_path, 10)
+    joined, after, only_the_late_one = run(body, tmp_path, 10, latency_s=LATENCY_S)
     assert set(joined.values()) == {10, 30}
     assert set(after.values()) == {30}
     assert only_the_late_one
@@ -182,14 +184,14 @@ def test_the_sessions_of_a_killed_replica_move_and_come_back_with_it(tmp_path):
         began = time.monotonic()
         moved = await fleet.tokens_of(sessions)
         seconds = time.monotonic() - began
-        again = engine(tmp_path / "10", 10, port=dead.port)
+        again = engine(tmp_path / "10", 10, port=dead.port, latency_s=LATENCY_S)
         fleet.engines.append(again)
         await again.start(60)
         while await fleet.tokens_of(sessions) != before:  # within the minute that the test has
             pass
         return set(before.values()), set(moved.values()), seconds
 
-    before, moved, seconds = run(body, tmp_path, 10, 20)
+    before, moved, seconds = run(body, tmp_path, 10, 20, latency_s=LATENCY_S)
     assert (before, moved) == ({10, 20}, {20})
     assert seconds < 10, "two failed checks, one a second, then one more attempt"
 
