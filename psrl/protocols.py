@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from psrl.types import (
+    CommandResult,
     EpisodeTicket,
     GenerateRequest,
     Generation,
@@ -19,6 +20,8 @@ from psrl.types import (
     Message,
     ParsedTurn,
     PolicyVersion,
+    SandboxLimits,
+    SandboxSpec,
     Score,
     SessionAddress,
     SessionRecord,
@@ -202,35 +205,6 @@ class Tool(Protocol):
         """Free what the tool holds."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SandboxLimits:
-    """Bounds that hold outside of the code that runs inside."""
-
-    wall_s: float = 10.0
-    cpu_s: float = 10.0
-    memory_bytes: int = 512 * 2**20
-    num_processes: int = 64
-    output_bytes: int = 64 * 1024
-    """Head and tail are kept, the middle is dropped and counted."""
-    disk_bytes: int = 64 * 2**20
-    allow_network: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CommandResult:
-    """How a program in a sandbox ended."""
-
-    stdout: bytes
-    stderr: bytes
-    exit_code: int | None
-    """None when it was killed; then `killed_by` says why."""
-    killed_by: str | None = None
-    """`wall_time`, `cpu_time`, `memory`, `output`, `processes`, `disk`, `signal:<n>`, `sandbox_lost` or None."""
-    dropped_output_bytes: int = 0
-    queue_s: float = 0.0
-    run_s: float = 0.0
-
-
 class Sandbox(Protocol):
     """An isolated place in which programs run: start, then any number of run, read, write, then stop."""
 
@@ -240,9 +214,18 @@ class Sandbox(Protocol):
 
     @abstractmethod
     async def run(
-        self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, limits: SandboxLimits | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: SandboxLimits | None = None,
     ) -> CommandResult:
-        """Run a program to its end or its limit; its whole process tree is gone when this returns."""
+        """Run a program to its end or its limit; its whole process tree is gone when this returns.
+
+        It starts in `cwd`, else in the sandbox's workdir. Files stay for the next one.
+        """
 
     @abstractmethod
     async def read(self, path: str) -> bytes:
@@ -255,6 +238,14 @@ class Sandbox(Protocol):
     @abstractmethod
     async def stop(self) -> None:
         """Remove the place and everything in it; may be called twice."""
+
+
+class Sandboxes(Protocol):
+    """Makes sandboxes of the run's backend."""
+
+    @abstractmethod
+    def make(self, spec: SandboxSpec) -> Sandbox:
+        """A sandbox that is not started. ConfigError where the backend cannot make such a place (an image without containers)."""
 
 
 class ProgramRunner(Protocol):

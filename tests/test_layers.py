@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parent.parent / "psrl"
 LAYERS = (
     ("types", "protocols", "errors", "registry", "telemetry"),
     ("config",),
-    ("chat", "staleness", "algorithms"),
+    ("chat", "staleness", "algorithms", "swe"),
     (
         "sandbox",
         "tools",

@@ -19,7 +19,7 @@ from typing import TypeVar
 from psrl.agent_loops.deadline import OutOfTimeError
 from psrl.config.rollout import RolloutConfig
 from psrl.errors import AgentError, PsrlError
-from psrl.protocols import AgentLoop, Generator, Renderer, Tool
+from psrl.protocols import AgentLoop, Generator, Renderer, Sandboxes, Tool
 from psrl.registry import Registry
 from psrl.session_client.client import SessionClient
 from psrl.types import AgentSampling, Outcome
@@ -38,6 +38,8 @@ class LoopParts:
     renderer: Renderer
     generator: Generator
     tools: Sequence[Tool] = ()
+    sandboxes: Sandboxes | None = None
+    """The run's; None where none of its loops and environments needs any."""
     rollout: RolloutConfig
     sessions: SessionClient | None = None
     """The run's gateway; None in a run that has none, which only loops with sessions mind."""

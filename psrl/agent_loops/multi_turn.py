@@ -115,7 +115,8 @@ class MultiTurnAgentLoop(AgentLoop):
             raise episode.out_of_time() from error
 
     def _make_environment(self, name: str) -> Environment[Any, Any]:
-        return build_environment(name, EnvironmentParts(tools=self._parts.tools, multi_turn=self._parts.rollout.multi_turn))
+        parts = self._parts
+        return build_environment(name, EnvironmentParts(tools=parts.tools, sandboxes=parts.sandboxes, multi_turn=parts.rollout.multi_turn))
 
     def _make_agent_data(self, name: str, trajectory_uid: TrajectoryUid) -> AgentData[Any, Any]:
         parts = AgentDataParts(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from psrl.config.rollout import MultiTurnConfig
-from psrl.protocols import Environment, Info, Tool
+from psrl.protocols import Environment, Info, Sandboxes, Tool
 from psrl.registry import Registry
 
 __all__ = ["Environment", "EnvironmentParts", "Info", "build_environment", "environments", "register_environment"]
@@ -25,6 +25,8 @@ class EnvironmentParts:
 
     tools: Sequence[Tool] = ()
     """Shared by all episodes of a worker; not to be closed by an environment."""
+    sandboxes: Sandboxes | None = None
+    """Makes a sandbox for the environment, which starts and stops it. None outside of a run."""
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
 
 

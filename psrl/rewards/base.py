@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
-from psrl.protocols import Scorer
+from psrl.protocols import Sandboxes, Scorer
 from psrl.registry import Registry
 from psrl.types import LoopResult, Score, Task
 
@@ -44,7 +45,17 @@ class EpisodeScorer(Scorer):
         """Nothing to free unless a subclass holds processes."""
 
 
-scorers: Registry[Callable[[RewardConfig, CustomRewardFunctionConfig], EpisodeScorer]] = Registry("scorer", key="reward.name")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScorerParts:
+    """What a run offers to its scorer."""
+
+    reward: RewardConfig
+    custom: CustomRewardFunctionConfig = field(default_factory=CustomRewardFunctionConfig)
+    sandboxes: Sandboxes
+    """Where what an agent wrote is run to be judged; fresh ones, never those of its episode."""
+
+
+scorers: Registry[Callable[[ScorerParts], EpisodeScorer]] = Registry("scorer", key="reward.name")
 
 
 def final_turn(result: LoopResult) -> str:

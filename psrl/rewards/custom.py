@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
-from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
+from psrl.config.reward import CustomRewardFunctionConfig
 from psrl.errors import ConfigError
-from psrl.rewards.base import EpisodeScorer, scorers
+from psrl.rewards.base import EpisodeScorer, ScorerParts, scorers
 from psrl.rewards.graders import GraderLoadError, GraderPool
 from psrl.types import LoopResult, Score, Task
 
@@ -22,8 +22,9 @@ _LONGEST_TOKEN = 36
 class CustomScorer(EpisodeScorer):
     """The function's number is the reward. `solution_str` is what the policy sampled, turn by turn, without observations."""
 
-    def __init__(self, reward: RewardConfig, custom: CustomRewardFunctionConfig) -> None:
+    def __init__(self, parts: ScorerParts) -> None:
         """Raises ConfigError where the file or the function is not there."""
+        reward, custom = parts.reward, parts.custom
         path = _checked_path(custom)
         self._path, self._name = path, custom.name
         arguments = ("custom", str(path), custom.name)

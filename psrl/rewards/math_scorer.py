@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
+from psrl.config.reward import RewardConfig
 from psrl.errors import RewardError
-from psrl.rewards.base import EpisodeScorer, final_turn, scorers
+from psrl.rewards.base import EpisodeScorer, ScorerParts, final_turn, scorers
 from psrl.rewards.graders import GraderPool
 from psrl.rewards.math_answer import last_boxed, same_plain_answer
 from psrl.types import LoopResult, Score, Task
@@ -72,9 +72,9 @@ class BoxChecker:
 class MathAnswerScorer(EpisodeScorer):
     """1 for a right boxed answer in the final turn, else 0."""
 
-    def __init__(self, reward: RewardConfig, custom: CustomRewardFunctionConfig) -> None:
+    def __init__(self, parts: ScorerParts) -> None:
         """Children are started when first needed."""
-        self._checker = BoxChecker(reward)
+        self._checker = BoxChecker(parts.reward)
 
     async def judge(self, task: Task, result: LoopResult) -> Score:
         """An episode cut at a limit is judged by what its last turn says."""

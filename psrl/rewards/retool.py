@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
-from psrl.rewards.base import EpisodeScorer, final_turn, scorers
+from psrl.rewards.base import EpisodeScorer, ScorerParts, final_turn, scorers
 from psrl.rewards.math_scorer import BoxChecker
 from psrl.types import LoopResult, Score, Task
 
@@ -57,9 +56,9 @@ def reward_table_markdown() -> str:
 class RetoolScorer(EpisodeScorer):
     """REWARD_TABLE applied to the last balanced box of the final turn."""
 
-    def __init__(self, reward: RewardConfig, custom: CustomRewardFunctionConfig) -> None:
+    def __init__(self, parts: ScorerParts) -> None:
         """Children are started when first needed."""
-        self._checker = BoxChecker(reward)
+        self._checker = BoxChecker(parts.reward)
 
     async def judge(self, task: Task, result: LoopResult) -> Score:
         """An episode cut at a limit is judged by what its last turn says."""

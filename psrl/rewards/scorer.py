@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from psrl.config.reward import CustomRewardFunctionConfig, OverlongBufferConfig, RewardConfig
+from psrl.config.reward import OverlongBufferConfig
 from psrl.errors import ConfigError, RewardError
-from psrl.rewards.base import EpisodeScorer, scorers
+from psrl.rewards.base import EpisodeScorer, ScorerParts, scorers
 from psrl.types import LoopResult, Outcome, Score, Task
 
 ENVIRONMENT_ACCURACY = "env/accuracy"
 """Counter of an episode whose environment says itself whether it was solved."""
 
 
-def build_scorer(reward: RewardConfig, custom: CustomRewardFunctionConfig) -> EpisodeScorer:
+def build_scorer(parts: ScorerParts) -> EpisodeScorer:
     """The scorer of `reward.name`, with the overlong punishment around it where enabled.
 
     Raises:
@@ -21,6 +21,7 @@ def build_scorer(reward: RewardConfig, custom: CustomRewardFunctionConfig) -> Ep
     import psrl.rewards.math_scorer
     import psrl.rewards.retool  # noqa: F401  (each registers itself)
 
+    reward, custom = parts.reward, parts.custom
     if custom.path is not None and reward.name != "custom":
         raise ConfigError(
             key="custom_reward_function.path",
@@ -28,7 +29,7 @@ def build_scorer(reward: RewardConfig, custom: CustomRewardFunctionConfig) -> Ep
             rule=f"has no effect with reward.name={reward.name}",
             fix="set reward.name=custom, or remove custom_reward_function.path",
         )
-    scorer = scorers.resolve(reward.name)(reward, custom)
+    scorer = scorers.resolve(reward.name)(parts)
     return OverlongScorer(scorer, reward.overlong_buffer) if reward.overlong_buffer.enable else scorer
 
 
@@ -36,8 +37,8 @@ def build_scorer(reward: RewardConfig, custom: CustomRewardFunctionConfig) -> Ep
 class EnvironmentScorer(EpisodeScorer):
     """The sum of what the environment returned."""
 
-    def __init__(self, reward: RewardConfig, custom: CustomRewardFunctionConfig) -> None:
-        """Needs no settings."""
+    def __init__(self, parts: ScorerParts) -> None:
+        """Needs none of them."""
 
     async def judge(self, task: Task, result: LoopResult) -> Score:
         """Steps without a reward count as 0; a finished episode without any reward was not judged by its environment."""

@@ -24,9 +24,10 @@ from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpGenerator
 from psrl.gateway.gateway import GatewayAddress
 from psrl.protocols import ProgramRunner, Scorer, Tool
+from psrl.rewards.base import ScorerParts
 from psrl.rewards.scorer import build_scorer
 from psrl.runtime.imports import make_importable
-from psrl.sandbox import build_interpreter, reap
+from psrl.sandbox import BackendSandboxes, build_interpreter, reap
 from psrl.session_client.client import SessionClient
 from psrl.telemetry.trajectories import lengths_of_turns
 from psrl.tools.config import load_tools
@@ -118,6 +119,7 @@ class AgentWorker:
         self._settings = settings
         make_importable(settings.import_folder)
         self._data_plane = TransferQueueDataPlane(deadline_s=settings.data_plane_deadline_s, startup_deadline_s=settings.startup_deadline_s)
+        self._sandboxes = BackendSandboxes(settings.sandbox)
         self._program_runner: ProgramRunner = build_interpreter(settings.sandbox)
         self._is_runner_used = False
         self._tools: list[Tool] = []
@@ -137,7 +139,7 @@ class AgentWorker:
             tool_format=s.gen_rollout.multi_turn.format,
             history_thinking=s.model.history_thinking,
         )
-        self._scorer = build_scorer(s.reward, s.custom_reward_function)
+        self._scorer = build_scorer(ScorerParts(reward=s.reward, custom=s.custom_reward_function, sandboxes=self._sandboxes))
         tool_path = s.gen_rollout.multi_turn.tool_config_path
         if tool_path is not None:
             self._is_runner_used = True
@@ -164,6 +166,7 @@ class AgentWorker:
             renderer=self._renderer,
             generator=generator,
             tools=self._tools,
+            sandboxes=self._sandboxes,
             rollout=rollout,
             sessions=self._sessions,
             agent_sampling=AgentSampling(self._settings.rollout_gateway.agent_sampling),

@@ -65,7 +65,12 @@ class BubblewrapSandbox(GuestSandbox):
         if filter_bytes is not None:
             fds.append(data_fd(filter_bytes))
             argv += ["--seccomp", str(fds[-1])]
-        argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
+        work = self.spec.workdir
+        scratch = ["/tmp", "/dev/shm"]
+        if work not in scratch:
+            argv += ["--size", str(self.limits.disk_bytes), "--tmpfs", work]
+            scratch.append(work)
+        argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", work]
         env = {
             "PATH": "/usr/bin:/bin",
             "HOME": "/tmp",
@@ -76,7 +81,7 @@ class BubblewrapSandbox(GuestSandbox):
         }
         for key, value in env.items():
             argv += ["--setenv", key, value]
-        argv += [python, "-E", "-s", "-B", "/guest/guest.py", "isolated", "/tmp", "/tmp", "/dev/shm"]
+        argv += [python, "-E", "-s", "-B", "/guest/guest.py", "isolated", work, *scratch]
         return GuestCommand(
             argv=tuple(argv), env={LABEL_VARIABLE: self.label}, cwd="/", user=user, pass_fds=tuple(fds), guest_pid_fd=info_read
         )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from psrl.config.sandbox import SandboxConfig
-from psrl.protocols import SandboxLimits
+from psrl.errors import ConfigError
+from psrl.protocols import Sandboxes
 from psrl.registry import Registry
 from psrl.sandbox.bubblewrap import BubblewrapSandbox
 from psrl.sandbox.guest_sandbox import GuestSandbox
 from psrl.sandbox.interpreter import PythonInterpreter
 from psrl.sandbox.process import ProcessSandbox
 from psrl.sandbox.reaper import worker_label
+from psrl.types import SandboxLimits, SandboxSpec
 
 backends = Registry[type[GuestSandbox]]("sandbox backend", key="sandbox.backend")
 backends.register("bubblewrap")(BubblewrapSandbox)
@@ -28,13 +30,34 @@ def limits_of(settings: SandboxConfig) -> SandboxLimits:
     )
 
 
+class BackendSandboxes(Sandboxes):
+    """Sandboxes of `sandbox.backend`, labelled by the run."""
+
+    def __init__(self, settings: SandboxConfig, *, run: str = "run") -> None:
+        """`run` labels what they leave if this process dies. ConfigError: the backend is unknown."""
+        self._backend = backends.resolve(settings.backend)
+        self._settings = settings
+        self._run = run
+
+    def make(self, spec: SandboxSpec) -> GuestSandbox:
+        """See `Sandboxes`."""
+        if spec.image is not None:
+            raise ConfigError(
+                key="sandbox.backend",
+                value=self._settings.backend,
+                rule=f"has no images, and the task needs {spec.image}",
+                fix="set sandbox.backend=docker",
+            )
+        return self._backend(label=worker_label(self._run), spec=spec)
+
+
 def build_sandbox(settings: SandboxConfig, *, run: str = "run") -> GuestSandbox:
     """One sandbox, not started; `run` labels what it leaves if this process dies.
 
     Raises:
         ConfigError: The backend is unknown.
     """
-    return backends.resolve(settings.backend)(label=worker_label(run), limits=limits_of(settings))
+    return BackendSandboxes(settings, run=run).make(SandboxSpec(limits=limits_of(settings)))
 
 
 def build_interpreter(settings: SandboxConfig, *, run: str = "run") -> PythonInterpreter:

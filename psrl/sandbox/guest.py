@@ -325,7 +325,7 @@ class Guest:
             LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
             if not self._is_isolated:
                 LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            os.chdir(self._work)
+            os.chdir(request.get("cwd") or self._work)
             self._limit(request["limits"])
             if request["op"] == "program":
                 signal.signal(signal.SIGINT, signal.default_int_handler)

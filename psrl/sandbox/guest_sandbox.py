@@ -15,14 +15,15 @@ import signal
 import socket
 import struct
 import subprocess
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from psrl.errors import SandboxError, SandboxUnavailableError
-from psrl.protocols import CommandResult, SandboxLimits
+from psrl.protocols import Sandbox
+from psrl.types import CommandResult, SandboxLimits, SandboxSpec
 
 FRAME = struct.Struct("!II")
 GUEST_FILES = ("guest.py", "guest_interpreter.py")
@@ -54,13 +55,14 @@ def guest_source(name: str) -> bytes:
     return (Path(__file__).parent / name).read_bytes()
 
 
-class GuestSandbox(ABC):
+class GuestSandbox(Sandbox):
     """A `Sandbox` that a guest process serves. One call at a time; callers beyond that wait."""
 
-    def __init__(self, *, label: str, limits: SandboxLimits) -> None:
-        """`label` marks what belongs to this worker (see reaper.py); `limits` are the defaults of `run`."""
+    def __init__(self, *, label: str, spec: SandboxSpec) -> None:
+        """`label` marks what belongs to this worker (see reaper.py); the limits of `spec` are the defaults of `run`."""
         self.label = label
-        self.limits = limits
+        self.spec = spec
+        self.limits = spec.limits
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._guest_pidfd: int | None = None
@@ -137,13 +139,20 @@ class GuestSandbox(ABC):
         return "install a Python 3.9 or newer that every user may run"
 
     async def run(
-        self, argv: Sequence[str], *, stdin: bytes = b"", env: Mapping[str, str] | None = None, limits: SandboxLimits | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes = b"",
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        limits: SandboxLimits | None = None,
     ) -> CommandResult:
-        """Run a program to its end or its limit; a command that cannot be run exits with 127.
+        """Run a program to its end or its limit; a command that cannot be run exits with 127, one whose `cwd` is missing with 1.
 
         `limits` bound this program only; the disk and the network stay as the sandbox was started with.
         """
-        return await self._call({"op": "command", "argv": list(argv), "env": dict(env or {})}, stdin, limits or self.limits)
+        request = {"op": "command", "argv": list(argv), "env": dict(env or {}), "cwd": cwd}
+        return await self._call(request, stdin, limits or self.limits)
 
     async def run_program(self, code: str) -> CommandResult:
         """Run Python source in a fresh fork of the warm guest; afterwards the scratch folders are empty."""

@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Callable
 
 from psrl.errors import SandboxError, SandboxUnavailableError
-from psrl.protocols import CommandResult, ProgramRunner
+from psrl.protocols import ProgramRunner
 from psrl.sandbox.guest_sandbox import GuestSandbox
+from psrl.types import CommandResult
 
 NUM_TRIES = 2
 """A sandbox that dies once under a program may be the world's fault; twice, with a fresh one, it is the program's."""

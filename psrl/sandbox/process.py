@@ -16,7 +16,7 @@ from psrl.sandbox.reaper import FOLDER_PREFIX, kill_all_that_mention
 
 
 class ProcessSandbox(GuestSandbox):
-    """Chosen by name only (`sandbox.backend=process`)."""
+    """Chosen by name only (`sandbox.backend=process`). Its workdir is a temporary folder whatever the spec says: the host's is shared."""
 
     _folder: str | None = None
 

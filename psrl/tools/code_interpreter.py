@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from psrl.errors import ConfigError
-from psrl.protocols import CommandResult, ProgramRunner, Tool, ToolResult
+from psrl.protocols import ProgramRunner, Tool, ToolResult
 from psrl.tools.base import problem_with, tools
-from psrl.types import ToolSchema
+from psrl.types import CommandResult, ToolSchema
 
 NO_OUTPUT = "(no output)"
 SCHEMA = ToolSchema(

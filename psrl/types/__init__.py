@@ -4,14 +4,17 @@ from psrl.types.data_proto import DataProto
 from psrl.types.generation import FinishReason, GenerateRequest, Generation, SamplingParams, turn_seed
 from psrl.types.ids import EpisodeUid, GroupUid, PolicyVersion, SessionId, TaskUid, TrajectoryUid
 from psrl.types.message import Message, ParsedTurn, Role, ToolCall, ToolCallError, ToolSchema
-from psrl.types.outcome import Episode, EpisodeTicket, LoopResult, Outcome, Score, Timings
+from psrl.types.outcome import Episode, EpisodeTicket, LoopResult, Outcome, Score, Submission, Timings
+from psrl.types.sandbox import CommandResult, SandboxLimits, SandboxSpec
 from psrl.types.session import AgentSampling, SamplingContract, SessionAddress, SessionLimits, SessionRecord, SessionSpec
+from psrl.types.swe import SweProblem
 from psrl.types.task import Task
 from psrl.types.trajectory import NOT_SAMPLED_VERSION, Step, Trajectory
 
 __all__ = [
     "NOT_SAMPLED_VERSION",
     "AgentSampling",
+    "CommandResult",
     "DataProto",
     "Episode",
     "EpisodeTicket",
@@ -28,6 +31,8 @@ __all__ = [
     "Role",
     "SamplingContract",
     "SamplingParams",
+    "SandboxLimits",
+    "SandboxSpec",
     "Score",
     "SessionAddress",
     "SessionId",
@@ -35,6 +40,8 @@ __all__ = [
     "SessionRecord",
     "SessionSpec",
     "Step",
+    "Submission",
+    "SweProblem",
     "Task",
     "TaskUid",
     "Timings",

@@ -61,6 +61,23 @@ class Timings:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What an agent left at its end, for scorers and people."""
+
+    exit_status: str
+    """As the agent says it, such as mini-swe-agent's `Submitted` or `LimitsExceeded`."""
+    patch: str
+    """What it changed, as `git diff --binary` in its sandbox says; empty where nothing was changed or could be had."""
+    text: str = ""
+    """What it handed in with its last words."""
+
+    @property
+    def is_submitted(self) -> bool:
+        """Whether the agent said that it is done, and did not just run into a limit."""
+        return self.exit_status == "Submitted"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LoopResult:
     """What an agent loop returns; the reward is not known yet."""
 
@@ -76,6 +93,8 @@ class LoopResult:
     counts: dict[str, float] = field(default_factory=dict)
     """Per-episode counters for metrics, such as `tool_calls`, `tool_errors/invalid_json`."""
     timings: Timings = Timings()
+    submission: Submission | None = None
+    """Of agents that hand something in; None of every other loop, and where the agent's sandbox was lost."""
     error: str | None = None
     """Cause in words where the outcome is an error."""
 

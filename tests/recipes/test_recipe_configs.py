@@ -6,7 +6,9 @@ import pytest
 
 from psrl.config.load import RECIPES_FOLDER, load_config, recipe_names
 from psrl.datasets.source import build_source
+from psrl.rewards.base import ScorerParts
 from psrl.rewards.scorer import build_scorer
+from psrl.sandbox import BackendSandboxes
 from psrl.tools.config import load_tools
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "recipes"
@@ -36,7 +38,7 @@ def test_the_recipes_are_those_of_the_docs():
 def test_a_recipe_loads_and_its_scorer_and_name_are_its_own(recipe, ready_folder):
     config = load_config(recipe)
     assert config.recipe == recipe
-    build_scorer(config.reward, config.custom_reward_function)
+    build_scorer(ScorerParts(reward=config.reward, custom=config.custom_reward_function, sandboxes=BackendSandboxes(config.sandbox)))
 
 
 @pytest.mark.parametrize("recipe", recipe_names())

@@ -1,6 +1,18 @@
 """Small episodes to judge."""
 
+from psrl.config.reward import CustomRewardFunctionConfig
+from psrl.config.sandbox import SandboxConfig
+from psrl.rewards.base import ScorerParts
+from psrl.rewards.scorer import build_scorer
+from psrl.sandbox import BackendSandboxes
 from psrl.types import LoopResult, Message, Outcome, Role, Step, Task, TaskUid, Trajectory, TrajectoryUid
+
+
+def scorer_of(reward, custom=None):
+    """The scorer that these settings choose."""
+    return build_scorer(
+        ScorerParts(reward=reward, custom=custom or CustomRewardFunctionConfig(), sandboxes=BackendSandboxes(SandboxConfig()))
+    )
 
 
 def task(truth="42", **fields):

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from episodes import result, task
+from episodes import result, scorer_of, task
 
 from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
 from psrl.errors import ConfigError, RewardError
 from psrl.rewards.custom import without_end_tokens
 from psrl.rewards.math_scorer import BoxChecker
-from psrl.rewards.scorer import build_scorer
 
 ENDLESS_POWER = "9^{9^{9^9}}"
 
@@ -64,7 +63,7 @@ def with_custom(tmp_path, use, *, source=CUSTOM, timeout_s=20.0, name="compute_s
 
     async def run():
         reward = RewardConfig(name="custom", timeout_s=timeout_s)
-        scorer = build_scorer(reward, CustomRewardFunctionConfig(path=str(path), name=name))
+        scorer = scorer_of(reward, CustomRewardFunctionConfig(path=str(path), name=name))
         try:
             return await use(scorer)
         finally:
@@ -205,11 +204,10 @@ def test_what_a_killed_grader_started_dies_with_it(tmp_path):
 PARENT = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[1])
-from episodes import result, task
+from episodes import result, scorer_of, task
 from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
-from psrl.rewards.scorer import build_scorer
 
-scorer = build_scorer(RewardConfig(name="custom", timeout_s=100), CustomRewardFunctionConfig(path=sys.argv[2]))
+scorer = scorer_of(RewardConfig(name="custom", timeout_s=100), CustomRewardFunctionConfig(path=sys.argv[2]))
 asyncio.run(scorer.score(task(extra_info={"pid_file": sys.argv[3]}), result("report and hang")))
 """
 
@@ -257,7 +255,7 @@ def test_a_users_file_that_cannot_be_used_is_refused_at_load(tmp_path, source, n
     if source is not None:
         path.write_text(source)
     with pytest.raises(ConfigError, match=rule):
-        build_scorer(RewardConfig(name="custom"), CustomRewardFunctionConfig(path=str(path), name=name))
+        scorer_of(RewardConfig(name="custom"), CustomRewardFunctionConfig(path=str(path), name=name))
 
 
 def test_a_users_file_that_fails_at_import_is_named_by_the_self_test(tmp_path):
@@ -268,4 +266,4 @@ def test_a_users_file_that_fails_at_import_is_named_by_the_self_test(tmp_path):
 
 def test_a_custom_path_without_the_custom_scorer_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"set reward\.name=custom"):
-        build_scorer(RewardConfig(name="retool"), CustomRewardFunctionConfig(path=os.fspath(tmp_path)))
+        scorer_of(RewardConfig(name="retool"), CustomRewardFunctionConfig(path=os.fspath(tmp_path)))

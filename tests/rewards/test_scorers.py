@@ -4,12 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from episodes import result, task
+from episodes import result, scorer_of, task
 
-from psrl.config.reward import CustomRewardFunctionConfig, OverlongBufferConfig, RewardConfig
+from psrl.config.reward import OverlongBufferConfig, RewardConfig
 from psrl.errors import ConfigError, RewardError
 from psrl.rewards.retool import REWARD_TABLE, WRONG, reward_of, reward_table_markdown
-from psrl.rewards.scorer import build_scorer
 from psrl.types import Outcome
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "recipes"
@@ -17,7 +16,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs" / "recipes"
 
 def score(name, the_task, the_result, **settings):
     async def run():
-        scorer = build_scorer(RewardConfig(name=name, **settings), CustomRewardFunctionConfig())
+        scorer = scorer_of(RewardConfig(name=name, **settings))
         try:
             return await scorer.score(the_task, the_result)
         finally:
@@ -108,4 +107,4 @@ def test_a_buffer_longer_than_the_limit_is_refused():
 
 def test_an_unknown_scorer_is_refused_with_the_known_names():
     with pytest.raises(ConfigError, match="custom, environment, math_answer, retool"):
-        build_scorer(RewardConfig(name="retol"), CustomRewardFunctionConfig())
+        scorer_of(RewardConfig(name="retol"))

@@ -14,9 +14,9 @@ import pytest
 
 from psrl.config.sandbox import SandboxConfig
 from psrl.errors import ConfigError, SandboxError, SandboxUnavailableError
-from psrl.protocols import SandboxLimits
 from psrl.sandbox import backends, bubblewrap, build_sandbox, find_leftovers
 from psrl.sandbox.reaper import labelled_processes, worker_label
+from psrl.types import SandboxLimits, SandboxSpec
 
 PACKAGE = Path(bubblewrap.__file__).parents[1]
 RUN = f"contract_{secrets.token_hex(8)}"
@@ -29,7 +29,7 @@ def with_sandbox(backend, use, *, limits=LIMITS):
     """Run the coroutine function `use` on a started sandbox; nothing may be left afterwards."""
 
     async def play():
-        sandbox = backends.resolve(backend)(label=worker_label(RUN), limits=limits)
+        sandbox = backends.resolve(backend)(label=worker_label(RUN), spec=SandboxSpec(limits=limits))
         await sandbox.start()
         try:
             return await use(sandbox)

@@ -1,0 +1,90 @@
+"""A project in a sandbox: made ready before an episode and before grading, in the same way; and what was changed in it.
+
+Invariant: after `prepare_project` the repository has one commit, made of what lies in `workdir`: no later (or earlier) history is there
+to copy a mend from, and the same problem gives the same files everywhere.
+"""
+
+from __future__ import annotations
+
+import io
+import tarfile
+
+from psrl.errors import EnvironmentFault
+from psrl.protocols import Sandbox
+from psrl.types import CommandResult, SandboxLimits, SandboxSpec, SweProblem
+
+GIT_ENVIRONMENT = {
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+    "GIT_AUTHOR_NAME": "psrl",
+    "GIT_AUTHOR_EMAIL": "psrl@localhost",
+    "GIT_AUTHOR_DATE": "2020-01-01T00:00:00Z",
+    "GIT_COMMITTER_NAME": "psrl",
+    "GIT_COMMITTER_EMAIL": "psrl@localhost",
+    "GIT_COMMITTER_DATE": "2020-01-01T00:00:00Z",
+}
+"""Fixed, so that the base commit of a problem has one id."""
+MAX_PATCH_BYTES = 2 * 2**20
+"""Of what `take_patch` reads; graders refuse less than that as too large."""
+EXCLUDED = ("__pycache__/", "*.pyc", ".pytest_cache/")
+"""What running the project leaves behind is no part of a patch."""
+COMMIT_SCRIPT = """
+set -e
+rm -rf .git
+git init -q --template= .
+mkdir -p .git/info
+printf '%s\\n' "$@" >> .git/info/exclude
+git add -A
+git commit -q --allow-empty --no-verify -m base
+git rev-parse HEAD
+"""
+DIFF_SCRIPT = """
+git add -A >&2
+exec git -c core.hooksPath=/dev/null -c core.quotePath=true diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames "$1"
+"""
+
+
+def sandbox_spec(problem: SweProblem, limits: SandboxLimits) -> SandboxSpec:
+    """The place that the problem is played and graded in."""
+    return SandboxSpec(image=problem.image, workdir=problem.workdir, limits=limits)
+
+
+async def prepare_project(sandbox: Sandbox, problem: SweProblem) -> str:
+    """Put the project's files into a started sandbox, run its set-up, and commit it; the id of its one commit.
+
+    Raises:
+        EnvironmentFault: A command failed; says which, with its last output.
+    """
+    if problem.files:
+        _ended_well(await sandbox.run(["tar", "-xf", "-"], stdin=archive_of(problem)), "unpacking the project's files")
+    for command in problem.setup_commands:
+        _ended_well(await sandbox.run(["bash", "-c", command]), f"set-up command {command!r:.200}")
+    ended = await sandbox.run(["bash", "-c", COMMIT_SCRIPT, "commit", *EXCLUDED], env=GIT_ENVIRONMENT)
+    return _ended_well(ended, "committing the project").stdout.decode().strip()
+
+
+async def take_patch(sandbox: Sandbox, base: str) -> str:
+    """What differs from the commit `base`, files that git does not know yet included; empty where git cannot say."""
+    limits = SandboxLimits(wall_s=60.0, cpu_s=60.0, output_bytes=MAX_PATCH_BYTES + MAX_PATCH_BYTES // 2)
+    ended = await sandbox.run(["bash", "-c", DIFF_SCRIPT, "diff", base], env=GIT_ENVIRONMENT, limits=limits)
+    return ended.stdout.decode("utf-8", "replace") if ended.exit_code == 0 else ""
+
+
+def archive_of(problem: SweProblem) -> bytes:
+    """`problem.files` as a tar; the same problem gives the same bytes."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for path, text in sorted(problem.files.items()):
+            content = text.encode()
+            member = tarfile.TarInfo(path)
+            member.size, member.mode = len(content), 0o644
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def _ended_well(ended: CommandResult, what: str) -> CommandResult:
+    if ended.exit_code == 0:
+        return ended
+    why = ended.killed_by or f"exit code {ended.exit_code}"
+    output = (ended.stdout + ended.stderr).decode("utf-8", "replace").strip()[-1000:]
+    raise EnvironmentFault(f"{what} failed ({why}): {output or 'no output'}")
