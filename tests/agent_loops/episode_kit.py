@@ -11,7 +11,7 @@ from psrl.chat.renderer import HfRenderer
 from psrl.chat.template import ChatTemplate
 from psrl.config.rollout import AgentConfig, MultiTurnConfig, NameConfig, RolloutConfig
 from psrl.protocols import ToolResult
-from psrl.recipes.retool_tiny.tokenizer import build_tokenizer
+from psrl.recipes.tiny_tokenizer import build_tokenizer
 from psrl.types import (
     EpisodeTicket,
     EpisodeUid,
@@ -36,7 +36,7 @@ LOGPROB = -0.5
 @cache
 def renderer() -> HfRenderer:
     """Byte-level tokens, ChatML, Hermes calls."""
-    return HfRenderer(ChatTemplate(build_tokenizer(["What is 3 + 4?"]), None), tool_format=tool_formats.resolve("hermes")())
+    return HfRenderer(ChatTemplate(build_tokenizer(["What is 3 + 4?"], vocab_size=512), None), tool_format=tool_formats.resolve("hermes")())
 
 
 def ids_of(text: str) -> list[int]:

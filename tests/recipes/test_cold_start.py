@@ -11,7 +11,8 @@ from psrl.config.load import RECIPES_FOLDER, load_config
 from psrl.datasets.generators import build_generator
 from psrl.datasets.generators.arithmetic import call_text
 from psrl.errors import ConfigError
-from psrl.recipes.retool_tiny.cold_start import SFT, make_model
+from psrl.recipes.retool_tiny.cold_start import MODEL as TINY
+from psrl.recipes.retool_tiny.cold_start import SFT
 from psrl.recipes.retool_tiny.prepare import prepare
 from psrl.tools.code_interpreter import SCHEMA
 from psrl.types import Message, Role, ToolCall
@@ -27,7 +28,7 @@ def renderer():
 
 def test_the_cold_start_is_made_again_in_small_and_its_loss_falls(tmp_path):
     losses = []
-    make_model(tmp_path / "model", num_steps=20, on_step=lambda progress: losses.append(progress.loss))
+    TINY.make(tmp_path / "model", num_steps=20, on_step=lambda progress: losses.append(progress.loss))
     assert len(losses) == 20
     assert losses[0] > 5.0  # near the loss of a uniform guess over the vocabulary, ln 417 = 6.03
     assert losses[-1] < 0.7 * losses[0]

@@ -35,6 +35,7 @@ def build_generator(name: str) -> TaskGenerator:
     Raises:
         ConfigError: No such generator.
     """
-    import psrl.datasets.generators.arithmetic  # noqa: F401  (registers itself)
+    import psrl.datasets.generators.arithmetic
+    import psrl.datasets.generators.swe_projects  # noqa: F401  (both register themselves)
 
     return generators.resolve(name)()

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from psrl.errors import ConfigError
-from psrl.recipes.retool_tiny.cold_start import SFT, make_model
-from psrl.training.sft import SftProgress
+from psrl.recipes.retool_tiny.cold_start import MODEL, SFT
+from psrl.recipes.tiny_model import show_progress
 
 DEFAULT_OUTPUT = Path("models/retool_tiny")
-REPORT_EVERY = 50
 
 
 def prepare(source: Path | None = None, output: Path | None = None, *, num_steps: int = SFT.num_steps) -> Path:
@@ -21,11 +20,6 @@ def prepare(source: Path | None = None, output: Path | None = None, *, num_steps
     if source is not None:
         raise ConfigError(key="--source", value=str(source), rule="retool_tiny makes its data itself", fix="leave --source out")
     folder = output or DEFAULT_OUTPUT
-    make_model(folder, num_steps=num_steps, on_step=_show)
+    MODEL.make(folder, num_steps=num_steps, on_step=show_progress)
     print(f"model written to {folder}; train with train_actor_rollout_ref.model.path={folder}")
     return folder
-
-
-def _show(progress: SftProgress) -> None:
-    if progress.step % REPORT_EVERY == 0 or progress.step == progress.num_steps:
-        print(f"step {progress.step}/{progress.num_steps}  loss {progress.loss:.3f}  {progress.seconds:.0f} s", flush=True)

@@ -1,22 +1,22 @@
-"""The tokenizer of `retool_tiny`: byte-level BPE with single digits, ChatML and Hermes tokens.
+"""The tokenizer of tiny models: byte-level BPE with single digits, ChatML and Hermes tokens.
 
-Tokens may span words (up to MAX_TOKEN_CHARS), because every token of an episode costs time on two cores; they never span a digit
-or a newline. The newline rule keeps turns exact: an assistant's header ends with one, so text that follows is tokenised the same
-with and without the header before it.
+Tokens may span words (up to MAX_TOKEN_CHARS), because every token of an episode costs time on two cores; they never span a digit,
+a newline or a name (where a recipe has names that its model must copy: those are written the same wherever they stand). The newline
+rule keeps turns exact: an assistant's header ends with one, so text that follows is tokenised the same with and without the header
+before it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from psrl.datasets.demonstrations import Demonstration
 
-VOCAB_SIZE = 512
 MAX_TOKEN_CHARS = 16
 MODEL_MAX_LENGTH = 1024
 PAD, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -50,19 +50,23 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on rendered conversations; the same texts give the same tokenizer."""
+def build_tokenizer(texts: Iterable[str], *, vocab_size: int, names: Sequence[str] = ()) -> PreTrainedTokenizerFast:
+    """Train the tokenizer on rendered conversations; the same texts give the same tokenizer.
+
+    Args:
+        texts: As `conversation_text` writes them.
+        vocab_size: Most tokens, the Hermes tokens not counted.
+        names: Words of small letters that stand alone.
+    """
     bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split("\n", behavior="isolated"),
-            pre_tokenizers.Digits(individual_digits=True),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    alone = [pre_tokenizers.Split("\n", behavior="isolated")]
+    if names:
+        alone.append(pre_tokenizers.Split(Regex(rf"(?<![a-z])(?:{'|'.join(names)})(?![a-z])"), behavior="isolated"))
+    alone.append(pre_tokenizers.Digits(individual_digits=True))
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([*alone, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
     bpe.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         min_frequency=20,
         max_token_length=MAX_TOKEN_CHARS,
         special_tokens=list(SPECIAL_TOKENS),
