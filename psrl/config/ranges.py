@@ -125,6 +125,9 @@ BOUNDS: dict[str, Bounds] = {
     "transfer_queue.num_data_storage_units": COUNT,
     "transfer_queue.total_storage_size": COUNT,
     "sandbox.num_workers": COUNT,
+    "sandbox.max_starts": COUNT,
+    "sandbox.cpus": NOT_NEGATIVE,
+    "sandbox.pull_timeout_s": SECONDS,
     "sandbox.wall_s": SECONDS,
     "sandbox.cpu_s": SECONDS,
     "sandbox.memory_mb": Bounds(at_least=32),
@@ -154,13 +157,13 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "psrl.incomplete_groups": ("drop", "allow_partial"),
     "psrl.rollout_gateway.agent_sampling": ("override", "refuse"),
     "trainer.device": ("auto", "cpu", "cuda"),
-    "sandbox.backend": ("bubblewrap", "process"),
+    "sandbox.backend": ("bubblewrap", "docker", "process"),
 }
 
 NOT_YET: dict[str, dict[str, str]] = {
     **{f"{rollout}.name": {"vllm": "torch"} for rollout in ROLLOUTS},
     "psrl.ps_mode": {"nccl": "cpu_ref", "nixl_cpu": "cpu_ref"},
-    "sandbox.backend": {"docker": "bubblewrap", "sandbox_fusion": "bubblewrap"},
+    "sandbox.backend": {"sandbox_fusion": "docker"},
 }
 """Choices of the design that this version does not have -> what to use today."""
 CHOICES |= {f"{rollout}.name": ("torch", "scripted") for rollout in ROLLOUTS} | {"psrl.ps_mode": ("cpu_ref",)}

@@ -20,6 +20,7 @@ import torch
 from psrl.chat.probe import probe
 from psrl.config.gateway_checks import starts_gateway
 from psrl.config.plan import make_plan, read_machine
+from psrl.config.sandbox import engine_url_of
 from psrl.config.tree import Config
 from psrl.data_plane.columns import COLUMNS, TrajectoryTags
 from psrl.data_plane.contract import DTYPES, TrajectoryRow
@@ -33,6 +34,8 @@ from psrl.runtime.build import run_renderer
 from psrl.runtime.cluster import ray_of
 from psrl.runtime.engines import engine_command
 from psrl.sandbox.build import build_interpreter
+from psrl.sandbox.docker_engine import DockerEngine
+from psrl.sandbox.leftover_containers import engine_answers
 from psrl.types import GenerateRequest, Message, Role, SamplingParams
 
 MIN_FREE_DISK_BYTES = 2 * 2**30
@@ -67,6 +70,7 @@ def run_checks(config: Config) -> Iterator[CheckResult]:
         ("disk", check_disk, "free space, or set trainer.default_local_dir to another disk"),
         ("tokenizer contract", check_tokenizer, "use a model folder with tokenizer.json and a chat template"),
         ("sandbox", check_sandbox, "install bubblewrap (apt-get install bubblewrap); for trusted code only: sandbox.backend=process"),
+        ("Docker Engine", check_docker, "apt-get install docker.io, then as root systemctl start docker, or dockerd"),
         ("engine", check_engine, "read the engine's last words above; check model.path and memory"),
         ("SMG", check_smg, "check that pip shows smg, and that no firewall closes loopback"),
         ("TransferQueue", check_transfer_queue, "check that pip shows TransferQueue and ray, and that no firewall closes loopback"),
@@ -136,6 +140,20 @@ def check_sandbox(config: Config) -> str:
 
     seconds = asyncio.run(preflight())
     return f"{config.sandbox.backend}: print(2+3) printed 5 in {1000 * seconds:.0f} ms"
+
+
+def check_docker(config: Config) -> str:
+    """The Engine answers, where the recipe uses one, and says what it is."""
+    url = engine_url_of(config.sandbox)
+    if config.sandbox.backend != "docker":
+        return f"{'one answers' if engine_answers(url) else 'none answers'}; this recipe does without"
+    info = asyncio.run(asyncio.wait_for(DockerEngine(url).ask("say what it is", lambda client: client.info()), SANDBOX_DEADLINE_S))
+    missing = [name for name in ("MemoryLimit", "PidsLimit", "CpuCfsQuota") if not info[name]]
+    if missing:
+        raise CheckFailed(
+            f"the Engine cannot bound {', '.join(missing)}", fix="let it manage cgroups: run dockerd as root, or rootless with cgroup v2"
+        )
+    return f"version {info['ServerVersion']}, {info['Driver']}, cgroup v{info['CgroupVersion']}, {info['ContainersRunning']} containers run"
 
 
 def check_engine(config: Config) -> str:

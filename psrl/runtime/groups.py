@@ -17,7 +17,7 @@ from psrl.config.model import ModelConfig
 from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
 from psrl.config.rollout import RolloutConfig
 from psrl.config.rollout_gateway import RolloutGatewayConfig
-from psrl.config.sandbox import SandboxConfig
+from psrl.config.sandbox import SandboxConfig, engine_url_of
 from psrl.data_plane import KVBatchMeta, Partition, rows_of
 from psrl.data_plane.memory import meta_of
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
@@ -132,7 +132,7 @@ class AgentWorker:
     async def start(self) -> None:
         """Remove what dead workers left here, load the tokenizer, warm the sandboxes, check tools and graders with known answers."""
         s = self._settings
-        await asyncio.to_thread(reap)
+        await asyncio.to_thread(reap, engine_url=engine_url_of(s.sandbox))
         self._renderer = await asyncio.to_thread(
             load_renderer,
             s.model.tokenizer_path or s.model.path,

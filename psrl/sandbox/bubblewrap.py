@@ -10,15 +10,23 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
+from psrl.config.sandbox import SandboxConfig
 from psrl.errors import SandboxUnavailableError
-from psrl.sandbox.guest_sandbox import GUEST_FILES, LABEL_VARIABLE, GuestCommand, GuestSandbox, guest_source
+from psrl.sandbox.backend import SandboxBackend
+from psrl.sandbox.guest_sandbox import GUEST_FILES, LABEL_VARIABLE, guest_source
+from psrl.sandbox.local_guest import GuestCommand, LocalGuestSandbox
+from psrl.sandbox.packages import PACKAGES_FOLDER, PROGRAMS_FOLDER, PSRL_FOLDER, Packages, packages_of
 from psrl.sandbox.seccomp import denied_calls_filter
+from psrl.types import SandboxSpec
 
+GUEST_FOLDER = f"{PSRL_FOLDER}/guest"
 UNPRIVILEGED_UID = 65533
 """Owns nothing on any usual system; what runs inside has this uid where the worker is root."""
-SYSTEM_FOLDERS = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/share/zoneinfo")
+SYSTEM_FOLDERS = ("/usr/bin", "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libx32", "/usr/share/zoneinfo", "/usr/share/git-core")
 ROOT_LINKS = ("/bin", "/lib", "/lib32", "/lib64", "/libx32")
 SHM_BYTES = 8 * 2**20
 """Beside the disk limit: semaphores of multiprocessing live in /dev/shm."""
@@ -30,8 +38,25 @@ FIX = (
 )
 
 
-class BubblewrapSandbox(GuestSandbox):
+class BubblewrapBackend(SandboxBackend):
     """The default on Linux."""
+
+    def __init__(self, settings: SandboxConfig) -> None:
+        """ConfigError: a package is not installed."""
+        self._packages = packages_of(settings.packages)
+
+    def make(self, *, label: str, spec: SandboxSpec, start_slots: AbstractAsyncContextManager[Any]) -> BubblewrapSandbox:
+        """See `SandboxBackend`."""
+        return BubblewrapSandbox(self._packages, label=label, spec=spec, start_slots=start_slots)
+
+
+class BubblewrapSandbox(LocalGuestSandbox):
+    """See the module."""
+
+    def __init__(self, packages: Packages, *, label: str, spec: SandboxSpec, start_slots: AbstractAsyncContextManager[Any]) -> None:
+        """See `GuestSandbox`."""
+        super().__init__(label=label, spec=spec, start_slots=start_slots)
+        self._packages = packages
 
     def _command(self) -> GuestCommand:
         bwrap = shutil.which("bwrap")
@@ -60,7 +85,14 @@ class BubblewrapSandbox(GuestSandbox):
         fds = [info_write]
         for name in GUEST_FILES:
             fds.append(data_fd(guest_source(name)))
-            argv += ["--perms", "0444", "--ro-bind-data", str(fds[-1]), f"/guest/{name}"]
+            argv += ["--perms", "0444", "--ro-bind-data", str(fds[-1]), f"{GUEST_FOLDER}/{name}"]
+        for name in ("python", "python3"):
+            argv += ["--symlink", python, f"{PROGRAMS_FOLDER}/{name}"]
+        for name, path in self._packages.entries:
+            argv += ["--ro-bind", str(path), f"{PACKAGES_FOLDER}/{name}"]
+        for name, text in self._packages.programs:
+            fds.append(data_fd(text.encode()))
+            argv += ["--perms", "0555", "--ro-bind-data", str(fds[-1]), f"{PROGRAMS_FOLDER}/{name}"]
         filter_bytes = denied_calls_filter()
         if filter_bytes is not None:
             fds.append(data_fd(filter_bytes))
@@ -72,16 +104,18 @@ class BubblewrapSandbox(GuestSandbox):
             scratch.append(work)
         argv += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", work]
         env = {
-            "PATH": "/usr/bin:/bin",
+            "PATH": f"{PROGRAMS_FOLDER}:/usr/bin:/bin",
             "HOME": "/tmp",
             "TMPDIR": "/tmp",
             "LANG": "C.UTF-8",
             "LC_ALL": "C.UTF-8",
             LABEL_VARIABLE: self.label,
         }
+        if self._packages.entries:
+            env["PYTHONPATH"] = PACKAGES_FOLDER
         for key, value in env.items():
             argv += ["--setenv", key, value]
-        argv += [python, "-E", "-s", "-B", "/guest/guest.py", "isolated", work, *scratch]
+        argv += [python, "-E", "-s", "-B", f"{GUEST_FOLDER}/guest.py", "isolated", work, *scratch]
         return GuestCommand(
             argv=tuple(argv), env={LABEL_VARIABLE: self.label}, cwd="/", user=user, pass_fds=tuple(fds), guest_pid_fd=info_read
         )

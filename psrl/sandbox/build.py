@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+
 from psrl.config.sandbox import SandboxConfig
-from psrl.errors import ConfigError
+from psrl.errors import ConfigError, SandboxUnavailableError
 from psrl.protocols import Sandboxes
 from psrl.registry import Registry
-from psrl.sandbox.bubblewrap import BubblewrapSandbox
+from psrl.sandbox.backend import SandboxBackend
+from psrl.sandbox.bubblewrap import BubblewrapBackend
+from psrl.sandbox.docker_sandbox import DockerBackend
 from psrl.sandbox.guest_sandbox import GuestSandbox
 from psrl.sandbox.interpreter import PythonInterpreter
-from psrl.sandbox.process import ProcessSandbox
+from psrl.sandbox.process import ProcessBackend
 from psrl.sandbox.reaper import worker_label
-from psrl.types import SandboxLimits, SandboxSpec
+from psrl.types import CommandResult, SandboxLimits, SandboxSpec
 
-backends = Registry[type[GuestSandbox]]("sandbox backend", key="sandbox.backend")
-backends.register("bubblewrap")(BubblewrapSandbox)
-backends.register("process")(ProcessSandbox)
+backends = Registry[type[SandboxBackend]]("sandbox backend", key="sandbox.backend")
+backends.register("bubblewrap")(BubblewrapBackend)
+backends.register("docker")(DockerBackend)
+backends.register("process")(ProcessBackend)
 
 
 def limits_of(settings: SandboxConfig) -> SandboxLimits:
@@ -31,24 +37,49 @@ def limits_of(settings: SandboxConfig) -> SandboxLimits:
 
 
 class BackendSandboxes(Sandboxes):
-    """Sandboxes of `sandbox.backend`, labelled by the run."""
+    """Sandboxes of `sandbox.backend`, labelled by the run; at most `sandbox.max_starts` of them start at the same time."""
 
     def __init__(self, settings: SandboxConfig, *, run: str = "run") -> None:
-        """`run` labels what they leave if this process dies. ConfigError: the backend is unknown."""
-        self._backend = backends.resolve(settings.backend)
+        """`run` labels what they leave if this process dies. ConfigError: the backend is unknown or cannot work with the settings."""
+        self._backend = backends.resolve(settings.backend)(settings)
         self._settings = settings
         self._run = run
+        self._start_slots = asyncio.Semaphore(settings.max_starts)
 
     def make(self, spec: SandboxSpec) -> GuestSandbox:
         """See `Sandboxes`."""
-        if spec.image is not None:
+        if spec.image is not None and not self._backend.has_images:
             raise ConfigError(
                 key="sandbox.backend",
                 value=self._settings.backend,
                 rule=f"has no images, and the task needs {spec.image}",
                 fix="set sandbox.backend=docker",
             )
-        return self._backend(label=worker_label(self._run), spec=spec)
+        return self._backend.make(label=worker_label(self._run), spec=spec, start_slots=self._start_slots)
+
+    async def preflight(self, spec: SandboxSpec | None = None) -> None:
+        """Make one place, run a command in it that must print 5, remove it.
+
+        Raises:
+            SandboxUnavailableError: It did not; says what came instead, and the fix.
+        """
+        sandbox = self.make(spec or SandboxSpec(limits=limits_of(self._settings)))
+        try:
+            await sandbox.start()
+            result = await sandbox.run(["sh", "-c", "echo $((2+3))"])
+        finally:
+            await sandbox.stop()
+        if result.exit_code != 0 or result.stdout != b"5\n":
+            raise SandboxUnavailableError(f"echo $((2+3)) must print 5, but {shown(result)}. Fix: {PREFLIGHT_FIX}")
+
+
+PREFLIGHT_FIX = "raise sandbox.wall_s and sandbox.memory_mb, and look for an overloaded machine"
+
+
+def shown(result: CommandResult) -> str:
+    """How a program ended, in words."""
+    seen = dataclasses.asdict(result)
+    return "the sandbox gave " + ", ".join(f"{name} {seen[name]!r}" for name in ("stdout", "stderr", "exit_code", "killed_by"))
 
 
 def build_sandbox(settings: SandboxConfig, *, run: str = "run") -> GuestSandbox:
@@ -62,5 +93,5 @@ def build_sandbox(settings: SandboxConfig, *, run: str = "run") -> GuestSandbox:
 
 def build_interpreter(settings: SandboxConfig, *, run: str = "run") -> PythonInterpreter:
     """The pool of warm interpreters, not started; the first call or `start` starts it."""
-    backends.resolve(settings.backend)
-    return PythonInterpreter(lambda: build_sandbox(settings, run=run), num_workers=settings.num_workers)
+    sandboxes = BackendSandboxes(settings, run=run)
+    return PythonInterpreter(lambda: sandboxes.make(SandboxSpec(limits=limits_of(settings))), num_workers=settings.num_workers)

@@ -1,18 +1,18 @@
 """The process that serves one sandbox from the inside: forks a fresh process for every call and ends its whole tree.
 
-Runs as a script, on the standard library alone (Python 3.9 or newer). With `isolated` it is pid 1 of its own pid namespace: the
-kernel then drops every signal that a program inside sends to it, and `kill(-1)` from here reaches every process
+Runs as a script, on the standard library alone (Python 3.9 or newer). As `isolated` or `container` it is pid 1 of its own pid
+namespace: the kernel then drops every signal that a program inside sends to it, and `kill(-1)` from here reaches every process
 there is. Being undumpable, it can be neither traced nor read through /proc. Each call gets its own session, pipes, limits
-and no descriptor of the control socket, so a program can print what looks like an answer but never send one.
+and no descriptor of the control stream, so a program can print what looks like an answer but never send one.
 
 Invariant: when an answer is sent, no process of the call is left. Frames: two big-endian uint32 (length of a JSON
-header, length of the payload), then both.
+header, length of the payload), then both. While a call runs, the host sends nothing, or closes the stream and the guest ends, or
+sends one frame `{"op": "end", "why": ...}`, which ends the program and is given back as `killed_by`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -22,7 +22,6 @@ import resource
 import selectors
 import shutil
 import signal
-import socket
 import stat
 import struct
 import sys
@@ -31,12 +30,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from guest_kernel import LIBC, num_files, num_oom_kills, pidfd_of, posture, private_bytes, tree_of_calls
+from guest_output import Collector
+
+PACKAGES_FOLDER = "/opt/psrl/packages"
 FRAME = struct.Struct("!II")
 TICK_S = 0.05
 """How often memory, CPU and process count of the whole tree are summed."""
 OUTPUT_KILL_FACTOR = 256
 """A program that prints this many times its cap is ended; reading it to its time limit would only burn CPU."""
-NUM_RLIMITS = 16  # Linux, on every architecture
 MAX_FILES = 20_000
 MAX_FILES_CLEANED = 2_000
 """More leftovers than this are removed by replacing the sandbox."""
@@ -45,74 +47,37 @@ PRELOADED = (
     "itertools", "math", "operator", "random", "re", "statistics", "string", "textwrap", "typing",
 )  # fmt: skip
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
-LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-class Collector:
-    """Keeps the head and the tail of a stream and counts what lay between."""
-
-    def __init__(self, fd: int, cap: int) -> None:
-        """Reads from `fd`; keeps at most `cap` bytes beside the line that says how many were dropped."""
-        self.fd = fd
-        self.total = 0
-        self._head_cap = cap // 2
-        self._tail_cap = cap - cap // 2
-        self._head = bytearray()
-        self._tail = bytearray()
-
-    def read(self) -> bool:
-        """Take what is there; False at the end of the stream."""
-        chunk = os.read(self.fd, 65536)
-        self.total += len(chunk)
-        room = self._head_cap - len(self._head)
-        self._head += chunk[:room]
-        self._tail += chunk[room:]
-        if len(self._tail) > 2 * self._tail_cap + 65536:
-            del self._tail[: -self._tail_cap or None]
-        return bool(chunk)
-
-    @property
-    def dropped(self) -> int:
-        """Bytes that are not kept."""
-        return max(0, self.total - self._head_cap - self._tail_cap)
-
-    def kept(self) -> bytes:
-        """Head and tail, with a line between them if anything was dropped."""
-        if not self.dropped:
-            return bytes(self._head + self._tail)
-        tail = self._tail[len(self._tail) - self._tail_cap :]
-        return bytes(self._head) + b"\n[... %d bytes dropped ...]\n" % self.dropped + bytes(tail)
 
 
 class Guest:
     """One sandbox's server; handles one request at a time."""
 
     def __init__(
-        self, control: socket.socket, *, is_isolated: bool, work: str, scratch: tuple[str, ...], run_program: Callable[[str], int]
+        self, control: tuple[int, int], *, mode: str, work: str, scratch: tuple[str, ...], run_program: Callable[[str], int]
     ) -> None:
-        """`work` is where programs start; `scratch` are the folders they can write, emptied after each program."""
-        self._control = control
-        self._is_isolated = is_isolated
+        """`control` is read from and written to; programs start in `work`; `scratch` are folders in memory, emptied after each program.
+
+        `mode`: `isolated`, `container` (the kernel bounds memory and processes of all programs together), or `shared`.
+        """
+        self._requests, self._answers = control
+        self._is_isolated = mode != "shared"
+        self._is_bounded = mode == "container"
         self._work = work
         self._scratch = scratch
         self._run_program = run_program
         self._posture = posture()
-        self._page = resource.getpagesize()
-        self._ticks = os.sysconf("SC_CLK_TCK")
 
     def serve(self) -> None:
         """Consumes requests until the host closes the socket; waits for nothing else between calls."""
         self._send({"ready": True})
         answers = {"program": self._call, "command": self._call, "read": self._read, "write": self._write}
         while True:
-            frame = self._receive(FRAME.size)
-            if frame is None:
+            received = self._next()
+            if received is None:
                 return
-            header_size, payload_size = FRAME.unpack(frame)
-            header, payload = self._receive(header_size), self._receive(payload_size)
-            if header is None or payload is None:
-                return
-            request = json.loads(header)
+            request, payload = received
+            if request["op"] == "end":  # for a program that ended by itself meanwhile
+                continue
             try:
                 answers[request["op"]](request, payload)
             except OSError as error:
@@ -120,10 +85,19 @@ class Guest:
             except ValueError as error:  # a path that no system call takes: a null byte, a lone surrogate
                 self._send({"errno": 22, "message": str(error), "is_suspect": False})
 
+    def _next(self) -> tuple[dict[str, Any], bytes] | None:
+        """The next frame; None once the host has closed the stream."""
+        frame = self._receive(FRAME.size)
+        if frame is None:
+            return None
+        header_size, payload_size = FRAME.unpack(frame)
+        header, payload = self._receive(header_size), self._receive(payload_size)
+        return None if header is None or payload is None else (json.loads(header), payload)
+
     def _receive(self, size: int) -> bytes | None:
         parts = bytearray()
         while len(parts) < size:
-            chunk = self._control.recv(min(size - len(parts), 1 << 20))
+            chunk = os.read(self._requests, min(size - len(parts), 1 << 20))
             if not chunk:
                 return None
             parts += chunk
@@ -131,7 +105,9 @@ class Guest:
 
     def _send(self, header: dict[str, Any], payload: bytes = b"") -> None:
         encoded = json.dumps(header).encode()
-        self._control.sendall(FRAME.pack(len(encoded), len(payload)) + encoded + payload)
+        frame = memoryview(FRAME.pack(len(encoded), len(payload)) + encoded + payload)
+        while frame:
+            frame = frame[os.write(self._answers, frame) :]
 
     # ------------------------------------------------------------ files
 
@@ -160,9 +136,11 @@ class Guest:
         err_cap = limits["output_bytes"] // 4
         out, err = Collector(out_read, limits["output_bytes"] - err_cap), Collector(err_read, err_cap)
         started = time.monotonic()
+        oom_kills = num_oom_kills() if self._is_bounded else 0
+        guest_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._run_child(request, payload, out_write, err_write)
+            self._run_child(request, payload, out_write, err_write, guest_pid)
         os.close(out_write)
         os.close(err_write)
         killed_by = self._supervise(pid, (out, err), limits, started)
@@ -172,6 +150,8 @@ class Guest:
                 pass
             os.close(stream.fd)
         run_s = time.monotonic() - started
+        if killed_by is None and self._is_bounded and num_oom_kills() > oom_kills:
+            killed_by = "memory"
         exit_code = None
         if killed_by is None and os.WIFEXITED(status):
             exit_code = os.WEXITSTATUS(status)
@@ -191,10 +171,11 @@ class Guest:
         """Read output until the program ends (None) or breaks a limit (its name)."""
         deadline = started + limits["wall_s"]
         next_check = started + TICK_S
-        baseline = self._private_bytes(os.getpid())
-        pidfd = os.pidfd_open(pid)
+        baseline = private_bytes(os.getpid())
+        pidfd = pidfd_of(pid)
         with selectors.DefaultSelector() as selector:
             selector.register(pidfd, selectors.EVENT_READ)
+            selector.register(self._requests, selectors.EVENT_READ)
             for stream in streams:
                 selector.register(stream.fd, selectors.EVENT_READ, stream)
             try:
@@ -204,6 +185,8 @@ class Guest:
                     for key, _ in ready:
                         if key.fd == pidfd:
                             return None
+                        if key.fd == self._requests:
+                            return self._interruption()
                         if not key.data.read():
                             selector.unregister(key.fd)
                     now = time.monotonic()
@@ -219,51 +202,24 @@ class Guest:
             finally:
                 os.close(pidfd)
 
+    def _interruption(self) -> str:
+        received = self._next()
+        if received is None or received[0]["op"] != "end":  # nobody waits for this program any more; pid 1 takes all with it
+            os._exit(0)
+        why: str = received[0]["why"]
+        return why
+
     def _broken_limit(self, limits: dict[str, Any], baseline: int) -> str | None:
-        tree = self._tree()
+        tree = tree_of_calls(is_isolated=self._is_isolated)
         if len(tree) > limits["num_processes"] + 1:
             return "processes"
         if sum(cpu_s for cpu_s in tree.values()) > limits["cpu_s"]:
             return "cpu_time"
-        if sum(max(0, self._private_bytes(pid) - baseline) for pid in tree) > limits["memory_bytes"]:
+        if sum(max(0, private_bytes(pid) - baseline) for pid in tree) > limits["memory_bytes"]:
             return "memory"
-        if self._is_isolated and any(self._num_files(folder) > MAX_FILES for folder in self._scratch):
+        if self._is_isolated and any(num_files(folder) > MAX_FILES for folder in self._scratch):
             return "disk"
         return None
-
-    def _tree(self) -> dict[int, float]:
-        """CPU seconds of every process of the call by pid."""
-        parents, cpu = {}, {}
-        for name in os.listdir("/proc"):
-            if not name.isdigit() or int(name) == os.getpid():
-                continue
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b") ")[2].split()
-            except OSError:  # it ended since the listing
-                continue
-            parents[int(name)] = int(fields[1])
-            cpu[int(name)] = sum(map(int, fields[11:15])) / self._ticks  # with the children that it waited for
-        if self._is_isolated:
-            return cpu
-        mine, grown = {os.getpid()}, True
-        while grown:
-            found = {pid for pid, parent in parents.items() if parent in mine} - mine
-            mine |= found
-            grown = bool(found)
-        return {pid: cpu[pid] for pid in mine if pid in cpu}
-
-    def _private_bytes(self, pid: int) -> int:
-        try:
-            with open(f"/proc/{pid}/statm", "rb") as file:
-                _, resident, shared, *_ = file.read().split()
-        except OSError:  # it ended
-            return 0
-        return (int(resident) - int(shared)) * self._page
-
-    def _num_files(self, folder: str) -> int:
-        usage = os.statvfs(folder)
-        return usage.f_files - usage.f_ffree
 
     def _end_tree(self, pid: int) -> tuple[int, float]:
         """Kill and reap every process of the call: wait status and CPU seconds of the first one."""
@@ -279,7 +235,7 @@ class Guest:
                 self._kill(-1)
                 time.sleep(0.0005)
             elif ended == 0:  # a plain tree may fork while it is walked: again, until nothing is left
-                for member in self._tree():
+                for member in tree_of_calls(is_isolated=self._is_isolated):
                     self._kill(member)
                 time.sleep(0.0005)
 
@@ -293,8 +249,9 @@ class Guest:
             return False
         for folder in self._scratch:
             try:
-                os.chmod(folder, 0o700)
-                if self._is_isolated and self._num_files(folder) > MAX_FILES_CLEANED:
+                if os.stat(folder).st_uid == os.geteuid():
+                    os.chmod(folder, 0o700)
+                if self._is_isolated and num_files(folder) > MAX_FILES_CLEANED:
                     return False
                 with os.scandir(folder) as entries:
                     for entry in entries:
@@ -308,7 +265,7 @@ class Guest:
 
     # ------------------------------------------------------------ the child
 
-    def _run_child(self, request: dict[str, Any], payload: bytes, out_write: int, err_write: int) -> None:
+    def _run_child(self, request: dict[str, Any], payload: bytes, out_write: int, err_write: int, guest_pid: int) -> None:
         """Never returns. In the fork: give up everything that is the guest's, then be the program."""
         try:
             stdin = os.open(os.devnull, os.O_RDONLY)
@@ -325,6 +282,8 @@ class Guest:
             LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
             if not self._is_isolated:
                 LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != guest_pid:  # it died before it could be told apart from a parent that lives
+                    os._exit(1)
             os.chdir(request.get("cwd") or self._work)
             self._limit(request["limits"])
             if request["op"] == "program":
@@ -345,27 +304,29 @@ class Guest:
 
     def _limit(self, limits: dict[str, Any]) -> None:
         cpu_s = max(1, -(-limits["cpu_s"] // 1))
-        bounds = {
-            resource.RLIMIT_AS: limits["memory_bytes"], resource.RLIMIT_FSIZE: limits["disk_bytes"],
-            resource.RLIMIT_NOFILE: 256, resource.RLIMIT_CORE: 0,
-        }  # fmt: skip
-        if self._is_isolated:  # elsewhere the count is of all processes of the user
-            bounds[resource.RLIMIT_NPROC] = limits["num_processes"] + 1
+        bounds = {resource.RLIMIT_FSIZE: limits["disk_bytes"], resource.RLIMIT_CORE: 0}
+        if self._is_bounded:
+            with open("/proc/self/oom_score_adj", "w") as file:  # short of memory, the kernel ends programs and not the guest
+                file.write("1000")
+        else:
+            bounds.update({resource.RLIMIT_AS: limits["memory_bytes"], resource.RLIMIT_NOFILE: 256})
+            if self._is_isolated:  # elsewhere the count is of all processes of the user
+                bounds[resource.RLIMIT_NPROC] = limits["num_processes"] + 1
         for kind, bound in bounds.items():
             resource.setrlimit(kind, (bound, bound))
         resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s) + 1))
 
 
-def posture() -> tuple[Any, ...]:
-    """What one process can change in another of the same user without a signal or a trace: limits and scheduling."""
-    limits = tuple(resource.prlimit(0, kind) for kind in range(NUM_RLIMITS))
-    return limits, os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), os.sched_getscheduler(0)
-
-
-def main() -> None:
-    """Take the control socket from descriptor 0 and serve. Arguments: `isolated` or `shared`, the work folder, scratch folders."""
-    mode, work, *scratch = sys.argv[1:]
-    control = socket.socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100))
+def main(arguments: list[str]) -> None:
+    """Take the control stream from descriptors 0 and 1 and serve. `arguments`: the mode, the work folder, scratch folders."""
+    mode, work, *scratch = arguments
+    if mode == "container":
+        with contextlib.suppress(OSError):
+            os.makedirs(work, exist_ok=True)
+        if not os.access(work, os.W_OK | os.X_OK):
+            sys.exit(f"the folder {work} cannot be written by uid {os.geteuid()}")
+        os.chdir(work)
+    control = (fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 100))
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
@@ -376,16 +337,18 @@ def main() -> None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # The kernel protects pid 1 only from signals that it does not handle, and Python handles this one.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Beside this file, which is not in a package inside the sandbox.
+    # Beside this file, which is not in a package inside the sandbox; in a container the host has loaded it.
     run_program: Callable[[str], int] = importlib.import_module("guest_interpreter").run_program
-    # A program sees its own modules only, not this folder.
-    del sys.path[0]
+    if mode != "container":  # a program sees its own modules only, not this folder
+        del sys.path[0]
+    if mode != "shared" and os.path.isdir(PACKAGES_FOLDER):
+        sys.path.append(PACKAGES_FOLDER)
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    Guest(control, is_isolated=mode == "isolated", work=work, scratch=tuple(scratch), run_program=run_program).serve()
+    Guest(control, mode=mode, work=work, scratch=tuple(scratch), run_program=run_program).serve()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,7 +1,7 @@
 """The host's side of one sandbox: starts its guest, exchanges frames with it, and kills it when it does not answer.
 
 Invariant: a sandbox whose exchange did not come to its end (time, cancellation, broken frame) is dead afterwards and is never used
-again. Subclasses say only which command makes the place.
+again. Subclasses say only how the place is made and reached.
 """
 
 from __future__ import annotations
@@ -9,45 +9,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import select
-import signal
-import socket
 import struct
-import subprocess
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import AbstractAsyncContextManager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from psrl.errors import SandboxError, SandboxUnavailableError
 from psrl.protocols import Sandbox
+from psrl.sandbox.link import GuestLink
 from psrl.types import CommandResult, SandboxLimits, SandboxSpec
 
 FRAME = struct.Struct("!II")
-GUEST_FILES = ("guest.py", "guest_interpreter.py")
+GUEST_FILES = ("guest.py", "guest_interpreter.py", "guest_kernel.py", "guest_output.py")
 START_TIMEOUT_S = 30.0
 """Generous: a machine whose cores all train still starts a Python in it."""
 ANSWER_GRACE_S = 5.0
 """The guest ends a program at its wall time; a guest that is this late is itself in trouble."""
 MAX_HEADER_BYTES = 65536
 LABEL_VARIABLE = "PSRL_SANDBOX"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GuestCommand:
-    """How to start a guest."""
-
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    cwd: str
-    user: int | None = None
-    """Uid and gid to drop to first; None keeps the worker's."""
-    pass_fds: tuple[int, ...] = ()
-    """Open files that argv names; closed here once the guest has started."""
-    guest_pid_fd: int | None = None
-    """Gives JSON with the guest's pid as `child-pid`, where the guest is not the started process itself."""
 
 
 def guest_source(name: str) -> bytes:
@@ -58,82 +40,80 @@ def guest_source(name: str) -> bytes:
 class GuestSandbox(Sandbox):
     """A `Sandbox` that a guest process serves. One call at a time; callers beyond that wait."""
 
-    def __init__(self, *, label: str, spec: SandboxSpec) -> None:
-        """`label` marks what belongs to this worker (see reaper.py); the limits of `spec` are the defaults of `run`."""
+    def __init__(self, *, label: str, spec: SandboxSpec, start_slots: AbstractAsyncContextManager[Any] | None = None) -> None:
+        """`label` marks what belongs to this worker (see reaper.py); the limits of `spec` are the defaults of `run`.
+
+        `start_slots` is held while the place is made: how many of them start at once is the worker's affair.
+        """
         self.label = label
         self.spec = spec
         self.limits = spec.limits
-        self._process: subprocess.Popen[bytes] | None = None
-        self._socket: socket.socket | None = None
-        self._guest_pidfd: int | None = None
+        self._start_slots = start_slots or contextlib.nullcontext()
+        self._link: GuestLink | None = None
         self._is_killed = False
         self._turn = asyncio.Lock()
 
     @abstractmethod
-    def _command(self) -> GuestCommand:
-        """Make what the guest needs and say how to start it."""
+    async def _connect(self) -> GuestLink:
+        """Make the place and start the guest in it.
 
-    def _remove(self) -> None:
-        """Remove what `_command` made; may be called twice."""
+        Raises:
+            SandboxUnavailableError: The place cannot be made here; says the fix.
+            SandboxError, OSError: It could not be made this time.
+        """
+
+    async def _prepare(self) -> None:
+        """Have ready what takes long and makes nothing that must be removed. Errors as `_connect`."""
+        return
+
+    async def _remove(self) -> None:
+        """Remove what `_connect` made, also where it was cancelled half-way; may be called twice."""
+        return
+
+    def _has_answered(self, link: GuestLink) -> None:
+        """Called once the guest is ready. OSError: it is gone already."""
         return
 
     @property
     def is_alive(self) -> bool:
         """Whether a call can be made."""
-        return not self._is_killed and self._process is not None and self._process.poll() is None
+        return not self._is_killed and self._link is not None and self._link.is_alive
 
     async def start(self) -> None:
-        """Start the guest and wait until it is ready; SandboxUnavailableError with its last words if it never is."""
+        """Start the guest and wait until it is ready; SandboxUnavailableError with its last words if it never is.
+
+        Nothing is left of a start that fails or is cancelled.
+        """
         if self.is_alive:
             return
-        command = self._command()
+        await self._prepare()
+        async with self._start_slots:
+            is_started = False
+            try:
+                await self._start()
+                is_started = True
+            finally:
+                if not is_started:
+                    await self.stop()
+
+    async def _start(self) -> None:
+        self._is_killed = False
         try:
-            self._spawn(command)
+            self._link = await self._connect()
+        except OSError as error:
+            raise self._unavailable(error, "it could not be run") from error
+        try:
             header, _ = await self._exchange(None, b"", timeout_s=START_TIMEOUT_S)
             if header != {"ready": True}:
                 raise SandboxError(f"the guest said {header}")
-            self._guest_pidfd = os.pidfd_open(self._guest_pid(command))
+            self._has_answered(self._link)
         except (SandboxError, OSError) as error:  # TimeoutError is one
             self._kill()
-            words = await asyncio.to_thread(self._last_words)
-            await self.stop()
-            raise SandboxUnavailableError(f"sandbox did not start ({error}): {words}. Fix: {self._fix()}") from error
-        finally:
-            if command.guest_pid_fd is not None:
-                os.close(command.guest_pid_fd)
+            words = await self._link.last_words()
+            raise self._unavailable(error, words or "it said nothing") from error
 
-    def _spawn(self, command: GuestCommand) -> None:
-        """On the caller's thread, since the kernel ends the child when its parent thread ends."""
-        ours, theirs = socket.socketpair()
-        try:
-            self._process = subprocess.Popen(
-                command.argv,
-                env=command.env,
-                cwd=command.cwd,
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=command.pass_fds,
-                user=command.user,
-                group=command.user,
-                extra_groups=None if command.user is None else (),
-            )
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            for fd in command.pass_fds:
-                os.close(fd)
-        ours.setblocking(False)
-        self._socket, self._is_killed = ours, False
-
-    def _guest_pid(self, command: GuestCommand) -> int:
-        if command.guest_pid_fd is not None:
-            pid: int = json.loads(os.read(command.guest_pid_fd, 4096))["child-pid"]
-            return pid
-        assert self._process is not None, "spawned before"
-        return self._process.pid
+    def _unavailable(self, error: Exception, words: str) -> SandboxUnavailableError:
+        return SandboxUnavailableError(f"sandbox did not start ({error}): {words}. Fix: {self._fix()}")
 
     def _fix(self) -> str:
         return "install a Python 3.9 or newer that every user may run"
@@ -162,36 +142,29 @@ class GuestSandbox(Sandbox):
         """A regular file inside, at most `disk_bytes` of it; OSError as `open` would raise it."""
         max_bytes = self.limits.disk_bytes
         request = {"op": "read", "path": path, "max_bytes": max_bytes}
-        _, payload = await self._exchange(request, b"", timeout_s=START_TIMEOUT_S, max_bytes=max_bytes)
-        return payload
+        return await self._file(request, b"", max_bytes=max_bytes)
 
     async def write(self, path: str, content: bytes) -> None:
         """Make or replace a file inside, its folders included; OSError as `open` would raise it."""
-        await self._exchange({"op": "write", "path": path}, content, timeout_s=START_TIMEOUT_S)
+        await self._file({"op": "write", "path": path}, content)
+
+    async def _file(self, request: dict[str, Any], content: bytes, *, max_bytes: int = 0) -> bytes:
+        try:
+            _, payload = await self._exchange(request, content, timeout_s=START_TIMEOUT_S, max_bytes=max_bytes)
+        except TimeoutError as error:  # an OSError, but not of the file
+            raise SandboxError(f"the sandbox did not {request['op']} a file within {START_TIMEOUT_S:g} s") from error
+        return payload
 
     async def stop(self) -> None:
         """Kill the guest with all that runs inside and remove the place; may be called twice."""
         self._kill()
         async with self._turn:
-            if self._socket is not None:
-                self._socket.close()
-                self._socket = None
-        if self._guest_pidfd is not None:
-            pidfd, self._guest_pidfd = self._guest_pidfd, None
-            # Pid 1 of a namespace counts as ended only when every process in it has.
-            has_ended = await asyncio.to_thread(_wait_readable, pidfd)
-            os.close(pidfd)
-            if not has_ended:
-                raise SandboxError(f"sandbox {self.label} did not end within {ANSWER_GRACE_S:g} s of its kill")
-        if self._process is not None:
-            process, self._process = self._process, None
-            try:
-                await asyncio.to_thread(process.wait, ANSWER_GRACE_S)
-            except subprocess.TimeoutExpired as error:
-                raise SandboxError(f"sandbox {self.label} did not end within {ANSWER_GRACE_S:g} s of its kill") from error
-            if process.stderr is not None:
-                process.stderr.close()
-        self._remove()
+            link, self._link = self._link, None
+        try:
+            if link is not None:
+                await link.end()
+        finally:
+            await self._remove()
 
     # ------------------------------------------------------------ frames
 
@@ -199,9 +172,12 @@ class GuestSandbox(Sandbox):
         request["limits"] = asdict(limits)
         clock = asyncio.get_running_loop().time
         started = clock()
+        link = self._link
         try:
             header, output = await self._exchange(request, payload, timeout_s=limits.wall_s + ANSWER_GRACE_S, max_bytes=limits.output_bytes)
-        except TimeoutError:
+        except TimeoutError as error:
+            if link is not None and not await link.is_there():
+                raise SandboxError(f"no answer within {ANSWER_GRACE_S:g} s of the wall time, and the place is gone") from error
             return CommandResult(stdout=b"", stderr=b"", exit_code=None, killed_by="wall_time", run_s=clock() - started)
         if header["is_suspect"]:
             self._kill()
@@ -228,19 +204,19 @@ class GuestSandbox(Sandbox):
             OSError: The guest says that the file operation failed.
         """
         async with self._turn:
-            if not self.is_alive:
+            link = self._link
+            if link is None or not self.is_alive:
                 raise SandboxError("the sandbox is not running")
             is_complete = False
             try:
                 async with asyncio.timeout(timeout_s):
                     if request is not None:
-                        encoded = json.dumps(request).encode()
-                        await self._loop_send(FRAME.pack(len(encoded), len(payload)) + encoded + payload)
-                    header_size, payload_size = FRAME.unpack(await self._receive(FRAME.size))
+                        await link.send(frame_of(request, payload))
+                    header_size, payload_size = FRAME.unpack(await link.receive(FRAME.size))
                     if header_size > MAX_HEADER_BYTES or payload_size > max_bytes + 65536:
                         raise SandboxError(f"the guest sent a frame of {header_size} + {payload_size} bytes")
-                    header = json.loads(await self._receive(header_size))
-                    answer = await self._receive(payload_size)
+                    header = json.loads(await link.receive(header_size))
+                    answer = await link.receive(payload_size)
                 is_complete = True
             except (ConnectionError, ValueError) as error:
                 raise SandboxError(f"the guest broke off: {error}") from error
@@ -251,41 +227,13 @@ class GuestSandbox(Sandbox):
             raise OSError(header["errno"], header["message"])
         return header, answer
 
-    async def _loop_send(self, frame: bytes) -> None:
-        assert self._socket is not None, "checked by _exchange"
-        await asyncio.get_running_loop().sock_sendall(self._socket, frame)
-
-    async def _receive(self, size: int) -> bytes:
-        assert self._socket is not None, "checked by _exchange"
-        parts = bytearray()
-        while len(parts) < size:
-            chunk = await asyncio.get_running_loop().sock_recv(self._socket, min(size - len(parts), 1 << 20))
-            if not chunk:
-                raise SandboxError("the guest is gone")
-            parts += chunk
-        return bytes(parts)
-
     def _kill(self) -> None:
         self._is_killed = True
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
-        if self._socket is not None:
-            # A close would leave an exchange in progress waiting for ever; this ends it with end of file.
-            with contextlib.suppress(OSError):  # the guest's end is closed already
-                self._socket.shutdown(socket.SHUT_RDWR)
-
-    def _last_words(self) -> str:
-        if self._process is None:
-            return "it could not be run"
-        assert self._process.stderr is not None, "started with a pipe"
-        self._process.wait(ANSWER_GRACE_S)
-        os.set_blocking(self._process.stderr.fileno(), False)
-        words = self._process.stderr.read() or b""
-        return words.decode("utf-8", "replace").strip()[-2000:] or "it said nothing"
+        if self._link is not None:
+            self._link.cut()
 
 
-def _wait_readable(fd: int) -> bool:
-    """False after ANSWER_GRACE_S. By poll, since select refuses descriptors from 1024 on, which a busy worker has."""
-    poll = select.poll()
-    poll.register(fd, select.POLLIN)
-    return bool(poll.poll(ANSWER_GRACE_S * 1000))
+def frame_of(header: dict[str, Any], payload: bytes = b"") -> bytes:
+    """One message to the guest."""
+    encoded = json.dumps(header).encode()
+    return FRAME.pack(len(encoded), len(payload)) + encoded + payload

@@ -1,4 +1,4 @@
-"""Finds and removes what a dead worker left: processes and temporary folders that carry its label.
+"""Finds and removes what a dead worker left: processes, temporary folders and containers that carry its label.
 
 The first line of defence is the kernel (children die with their worker); this one counts that nothing is left. A label names
 the run, the pid namespace, and the worker by pid and start time, so a live worker's sandboxes and those of another
@@ -17,11 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from psrl.sandbox.leftover_containers import labelled_containers, remove_container
+
 FOLDER_PREFIX = "psrl-sandbox-"
 MAX_KILL_ROUNDS = 10
 NOT_OURS_TO_END = (ProcessLookupError, PermissionError)
 """It ended since the listing, or belongs to another user, whose own reaper will end it."""
 LABEL = re.compile(rb"(?:PSRL_SANDBOX[=\0]|psrl-sandbox-)(\w+\.\d+\.\d+\.\d+)")
+
+LABEL_TEXT = re.compile(r"\w+\.\d+\.\d+\.\d+", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,11 +34,13 @@ class Leftovers:
 
     pids: tuple[int, ...]
     folders: tuple[str, ...]
+    containers: tuple[str, ...] = ()
+    """Ids, of the Engine that was asked."""
 
     @property
     def count(self) -> int:
         """0 when everything is clean."""
-        return len(self.pids) + len(self.folders)
+        return len(self.pids) + len(self.folders) + len(self.containers)
 
 
 def worker_label(run: str) -> str:
@@ -42,28 +48,38 @@ def worker_label(run: str) -> str:
     return ".".join((_label_part(run), str(_pid_namespace()), str(os.getpid()), str(_start_ticks(os.getpid()))))
 
 
-def find_leftovers(run: str | None = None) -> Leftovers:
-    """Processes and folders whose worker is dead; of one run, or of every run of this machine."""
+def find_leftovers(run: str | None = None, *, engine_url: str | None = None) -> Leftovers:
+    """What belongs to dead workers of one run, or of every run of this machine.
+
+    Containers are looked for where the Engine of `engine_url` (None: the usual socket) is there and answers at once.
+    """
     pids = [pid for pid, label in labelled_processes().items() if _is_orphan(label, run)]
     folders = []
     for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
         found = LABEL.search(os.fsencode(path.name))
         if found and _is_orphan(found[1].decode(), run):
             folders.append(str(path))
-    return Leftovers(pids=tuple(pids), folders=tuple(folders))
+    containers = [
+        found for found, label in labelled_containers(engine_url).items() if LABEL_TEXT.fullmatch(label) and _is_orphan(label, run)
+    ]
+    return Leftovers(pids=tuple(pids), folders=tuple(folders), containers=tuple(containers))
 
 
-def reap(run: str | None = None) -> Leftovers:
+def reap(run: str | None = None, *, engine_url: str | None = None) -> Leftovers:
     """Remove the leftovers on this machine; returns those that it removed, not those of other users.
 
     For each worker to call before it starts sandboxes: it blocks for as long as reading /proc takes, and never raises. Workers
     may call it at the same time.
     """
-    found = find_leftovers(run)
+    found = find_leftovers(run, engine_url=engine_url)
     pids = tuple(pid for pid in found.pids if _kill(pid))
     for folder in found.folders:
         shutil.rmtree(folder, ignore_errors=True)
-    return Leftovers(pids=pids, folders=tuple(folder for folder in found.folders if not os.path.exists(folder)))
+    return Leftovers(
+        pids=pids,
+        folders=tuple(folder for folder in found.folders if not os.path.exists(folder)),
+        containers=tuple(container for container in found.containers if remove_container(engine_url, container)),
+    )
 
 
 def kill_all_that_mention(folder: str) -> None:

@@ -6,8 +6,20 @@ import pytest
 from psrl_cli_model import write_tiny_model
 
 from psrl.config.load import load_config
+from psrl.config.sandbox import SandboxConfig
+from psrl.errors import SandboxUnavailableError
 from psrl.runtime import doctor
-from psrl.runtime.doctor import CheckFailed, check_disk, check_engine, check_machine, check_sandbox, check_smg, check_tokenizer, run_checks
+from psrl.runtime.doctor import (
+    CheckFailed,
+    check_disk,
+    check_docker,
+    check_engine,
+    check_machine,
+    check_sandbox,
+    check_smg,
+    check_tokenizer,
+    run_checks,
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +49,16 @@ def test_the_tokenizer_keeps_the_contract(config):
 
 def test_the_sandbox_prints_five(config):
     assert "printed 5" in check_sandbox(config)
+
+
+def test_the_docker_engine_is_asked_where_the_recipe_uses_one(config, docker_engine, tmp_path):
+    assert check_docker(config) == "one answers; this recipe does without"
+    uses = dataclasses.replace(config, sandbox=SandboxConfig(backend="docker"))
+    assert "containers run" in check_docker(uses)
+    assert "docker: print(2+3) printed 5" in check_sandbox(uses)
+    missing = dataclasses.replace(config, sandbox=SandboxConfig(backend="docker", engine_url=f"unix://{tmp_path}/none.sock"))
+    with pytest.raises(SandboxUnavailableError, match=r"no Docker Engine answers.*Fix: start it"):
+        check_docker(missing)
 
 
 def test_the_engine_answers(config):

@@ -12,16 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from psrl.config.sandbox import SandboxConfig
+from psrl.config.sandbox import SandboxConfig, engine_url_of
 from psrl.errors import ConfigError, SandboxError, SandboxUnavailableError
-from psrl.sandbox import backends, bubblewrap, build_sandbox, find_leftovers
+from psrl.sandbox import BackendSandboxes, bubblewrap, build_sandbox, find_leftovers
+from psrl.sandbox.leftover_containers import labelled_containers
 from psrl.sandbox.reaper import labelled_processes, worker_label
 from psrl.types import SandboxLimits, SandboxSpec
 
 PACKAGE = Path(bubblewrap.__file__).parents[1]
 RUN = f"contract_{secrets.token_hex(8)}"
 """Of this process alone: what another one left is not this one's failure."""
-BACKENDS = ["bubblewrap", "process"]
+BACKENDS = ["bubblewrap", "docker", "process"]
 LIMITS = SandboxLimits(wall_s=5.0, output_bytes=4096, memory_bytes=256 * 2**20, num_processes=16, disk_bytes=8 * 2**20)
 
 
@@ -29,7 +30,7 @@ def with_sandbox(backend, use, *, limits=LIMITS):
     """Run the coroutine function `use` on a started sandbox; nothing may be left afterwards."""
 
     async def play():
-        sandbox = backends.resolve(backend)(label=worker_label(RUN), spec=SandboxSpec(limits=limits))
+        sandbox = BackendSandboxes(SandboxConfig(backend=backend), run=RUN).make(SandboxSpec(limits=limits))
         await sandbox.start()
         try:
             return await use(sandbox)
@@ -39,6 +40,7 @@ def with_sandbox(backend, use, *, limits=LIMITS):
 
     outcome = asyncio.run(play())
     assert worker_label(RUN) not in labelled_processes().values()
+    assert worker_label(RUN) not in labelled_containers(engine_url_of(SandboxConfig())).values()
     assert find_leftovers(RUN).count == 0
     return outcome
 
@@ -65,6 +67,8 @@ def open_for_all(folder):
 
 @pytest.fixture(params=BACKENDS)
 def backend(request):
+    if request.param == "docker":
+        request.getfixturevalue("docker_engine")
     return request.param
 
 
@@ -222,7 +226,7 @@ def test_a_cancelled_call_kills_its_sandbox(backend):
 
 
 def test_an_unknown_backend_is_a_config_error_with_the_known_ones():
-    with pytest.raises(ConfigError, match="bubblewrap, process"):
+    with pytest.raises(ConfigError, match="bubblewrap, docker, process"):
         build_sandbox(SandboxConfig(backend="virtual_machine"))
 
 
@@ -231,7 +235,7 @@ def test_an_unknown_backend_is_a_config_error_with_the_known_ones():
 
 def test_the_host_is_not_visible():
     result = run_argv("bubblewrap", "sh", "-c", "ls /; ls -d /home /root /sys /etc/passwd")
-    assert set(result.stdout.split()) <= {b"bin", b"dev", b"etc", b"guest", b"lib", b"lib32", b"lib64", b"libx32", b"proc", b"tmp", b"usr"}
+    assert set(result.stdout.split()) <= {b"bin", b"dev", b"etc", b"lib", b"lib32", b"lib64", b"libx32", b"opt", b"proc", b"tmp", b"usr"}
     assert result.stderr.count(b"No such file") == 4
 
 

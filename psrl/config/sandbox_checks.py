@@ -1,0 +1,53 @@
+"""Settings of `sandbox` that cannot work with each other, or have no effect."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from psrl.config.sandbox import SandboxConfig
+from psrl.config.tree import Config
+from psrl.errors import ConfigError
+
+ENGINE_SCHEMES = ("unix://", "tcp://", "http://")
+
+
+def check_sandbox(config: Config) -> None:
+    """See the module.
+
+    Raises:
+        ConfigError: The first one.
+    """
+    settings, defaults = config.sandbox, SandboxConfig()
+    of_containers = {
+        "image": (settings.image, defaults.image),
+        "user": (settings.user, defaults.user),
+        "cpus": (settings.cpus, defaults.cpus),
+        "pull_timeout_s": (settings.pull_timeout_s, defaults.pull_timeout_s),
+        "engine_url": (settings.engine_url, defaults.engine_url),
+    }
+    for name, (value, default) in of_containers.items():
+        if value != default and settings.backend != "docker":
+            rule = f"has no effect with sandbox.backend={settings.backend}, which has no containers"
+            raise ConfigError(key=f"sandbox.{name}", value=value, rule=rule, fix="set sandbox.backend=docker, or leave it out")
+        if value == "":
+            raise ConfigError(key=f"sandbox.{name}", value=value, rule="is empty", fix=f"set sandbox.{name}=null, or a name")
+    if settings.engine_url is not None and not settings.engine_url.startswith(ENGINE_SCHEMES):
+        rule = f"must begin with one of {', '.join(ENGINE_SCHEMES)}"
+        raise ConfigError(
+            key="sandbox.engine_url", value=settings.engine_url, rule=rule, fix="sandbox.engine_url=unix:///var/run/docker.sock"
+        )
+    if settings.packages and settings.image is not None:
+        rule = f"are not put into an image that is named, such as {settings.image}"
+        fix = "install them in the image and leave sandbox.packages out, or leave sandbox.image out"
+        raise ConfigError(key="sandbox.packages", value=settings.packages, rule=rule, fix=fix)
+    for name in settings.packages:
+        _check_installed(name)
+
+
+def _check_installed(name: str) -> None:
+    try:
+        metadata.distribution(name.partition("[")[0])
+    except (metadata.PackageNotFoundError, ValueError) as error:
+        raise ConfigError(
+            key="sandbox.packages", value=name, rule=f"{name} is not installed here", fix=f"pip install {name}, or leave it out"
+        ) from error

@@ -1,0 +1,26 @@
+"""What a backend is to a run: one object per worker that makes sandboxes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from psrl.config.sandbox import SandboxConfig
+from psrl.sandbox.guest_sandbox import GuestSandbox
+from psrl.types import SandboxSpec
+
+
+class SandboxBackend(ABC):
+    """Holds what its sandboxes share."""
+
+    has_images = False
+    """Whether a sandbox can be of an image that the task names."""
+
+    @abstractmethod
+    def __init__(self, settings: SandboxConfig) -> None:
+        """ConfigError: the settings cannot work with this backend."""
+
+    @abstractmethod
+    def make(self, *, label: str, spec: SandboxSpec, start_slots: AbstractAsyncContextManager[Any]) -> GuestSandbox:
+        """A sandbox that is not started; see `GuestSandbox` for the arguments."""
