@@ -5,36 +5,50 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
 
 from psrl.cli.arguments import Recipe
+from psrl.cli.recipe_options import options_of, read_options
 from psrl.errors import ConfigError
+
+OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Words that this command does not know are the recipe's."""
 
 
 def prepare(
+    context: typer.Context,
     recipe: Recipe,
     source: Annotated[Path | None, typer.Option("--source", help="File or folder to read; see the recipe's README.")] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Folder to write; else the recipe's default.")] = None,
 ) -> None:
     """Make what RECIPE needs before it can train, and check it.
 
-    Calls `prepare(source, output)` of the recipe's prepare.py.
+    Calls `prepare(source, output)` of the recipe's prepare.py; its other parameters are options: `subset: int` is --subset N.
     """
-    from psrl.config.load import RECIPES_FOLDER, recipe_path
+    from psrl.config.load import recipe_path
 
     folder = recipe_path(recipe).parent
     if not (folder / "prepare.py").is_file():
         raise ConfigError(key="recipe", value=recipe, rule="needs no preparation (it has no prepare.py)", fix=f"run psrl train {recipe}")
     if source is not None and not source.exists():
         raise ConfigError(key="--source", value=str(source), rule="is not on this machine", fix="name a file or folder that exists")
+    function = _module_of(folder).prepare
+    options = options_of(function, but=("source", "output"))
+    function(source=source, output=output, **read_options(context.args, options, command=f"psrl prepare {recipe}"))
+
+
+def _module_of(folder: Path) -> ModuleType:
+    """The recipe's prepare.py: of the package, or of the user's own folder."""
+    from psrl.config.load import RECIPES_FOLDER
+
     if folder.parent == RECIPES_FOLDER:
-        module = importlib.import_module(f"psrl.recipes.{folder.name}.prepare")
-    else:
-        spec = importlib.util.spec_from_file_location("recipe_prepare", folder / "prepare.py")
-        assert spec is not None, folder
-        assert spec.loader is not None, folder
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    module.prepare(source=source, output=output)
+        return importlib.import_module(f"psrl.recipes.{folder.name}.prepare")
+    spec = importlib.util.spec_from_file_location("recipe_prepare", folder / "prepare.py")
+    assert spec is not None, folder
+    assert spec.loader is not None, folder
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -60,6 +60,8 @@ class Purpose(StrEnum):
     TRAIN = "train"
     """Reinforcement learning, or validation alone."""
     SFT = "sft"
+    ENDPOINT = "endpoint"
+    """Validation of a model that somebody else serves: neither model nor training rows need be here."""
 
 
 def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose = Purpose.TRAIN) -> Config:
@@ -87,7 +89,7 @@ def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose 
         check_sft(config)
     else:
         check_combinations(config)
-        check_files(config)
+        check_files(config, is_model_elsewhere=purpose is Purpose.ENDPOINT)
     return config
 
 

@@ -115,6 +115,30 @@ def build_source(data: DataConfig, *, prompt_tokens: PromptTokens) -> TaskSource
     return TaskSource(kept_train, kept_val, shuffle=data.shuffle, seed=data.seed, report=report)
 
 
+def build_validation_tasks(data: DataConfig, *, prompt_tokens: PromptTokens | None) -> list[Task]:
+    """The validation tasks alone, as a `TaskSource` gives them; what is trained on need not be there.
+
+    Args:
+        data: The section.
+        prompt_tokens: None: nobody here knows the model's tokens, so that no prompt is too long.
+
+    Raises:
+        ConfigError: There is none, too many rows are bad, or a prompt is too long.
+    """
+    if data.generator.name is not None:
+        tasks: Sequence[Task] = build_generator(data.generator.name).val_tasks(data.generator.num_val, seed=data.generator.seed)
+    elif data.val_files:
+        tasks = load_rows(data.val_files, prompt_key=data.prompt_key, max_bad_rows=data.max_bad_rows, partition="val").tasks
+    else:
+        tasks = ()
+    if prompt_tokens is not None:
+        tasks, _ = _check_lengths(tasks, data, prompt_tokens)
+    if not tasks:
+        rule, fix = "there is no validation task", "set data.val_files or a generator; longer prompts: data.max_prompt_length"
+        raise ConfigError(key="data.val_files", value=data.val_files, rule=rule, fix=fix)
+    return [replace(task, uid=TaskUid(f"val-0-{row}")) for row, task in enumerate(tasks[: data.val_max_samples or None])]
+
+
 def _loaded(data: DataConfig) -> tuple[LoadedRows, LoadedRows]:
     """(training, validation)"""
     name = data.generator.name

@@ -10,14 +10,14 @@ from pathlib import Path
 
 from psrl.config.load import to_yaml
 from psrl.config.tree import Config
-from psrl.errors import ConfigError
-from psrl.runtime.build import Cluster, load_tasks, make_validation, run_renderer
+from psrl.runtime.build import Cluster, load_validation_tasks, make_validation, run_renderer
 from psrl.runtime.lifetime import run_with_processes, unless_stopped
 from psrl.runtime.names import resolve_names
 from psrl.runtime.run_record import RunRecord
+from psrl.runtime.swe_results import SweResults, SweSummary
 from psrl.telemetry import names
 from psrl.telemetry.run_folder import RunFolder
-from psrl.types import PolicyVersion, Task
+from psrl.types import Episode, PolicyVersion, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,9 @@ class EvalSummary:
     seconds: float | None
     """Of the validation, without start-up."""
     stopped_early: bool
-    """Then nothing was measured."""
+    """Then not everything was measured."""
+    swe: SweSummary | None = None
+    """Of tasks that end with a patch."""
 
 
 def evaluate(config: Config) -> EvalSummary:
@@ -44,9 +46,7 @@ def evaluate(config: Config) -> EvalSummary:
     """
     resolve_names(config)
     renderer = run_renderer(config)
-    tasks = load_tasks(config, renderer).validation_tasks()
-    if not tasks:
-        raise ConfigError(key="data.val_files", value=[], rule="there is no validation task", fix="set data.val_files or a generator")
+    tasks = load_validation_tasks(config, renderer)
     folder = RunFolder.create(Path(config.trainer.default_local_dir), config.recipe, datetime.now())
     folder.config.write_text(to_yaml(config))
     with RunRecord(config, folder, first_step=0, decode=renderer.decode) as record:
@@ -55,10 +55,21 @@ def evaluate(config: Config) -> EvalSummary:
 
 async def _evaluate(config: Config, record: RunRecord, tasks: Sequence[Task]) -> EvalSummary:
     metrics: dict[str, float] = {}
+    results = SweResults(record.folder.path, model_name=Path(config.train_actor_rollout_ref.model.path).name)
+    recorded: set[str] = set()
+
+    def keep(episode: Episode) -> None:
+        results.add(episode)
+        if len(recorded | {episode.task.uid}) <= (config.trainer.trajectories_per_step or len(tasks)):
+            recorded.add(episode.task.uid)
+            record.episode(episode)
+
+    def tell(num_done: int, num_tasks: int) -> None:
+        record.activity(f"validating: {num_done}/{num_tasks} tasks")
 
     async def play(cluster: Cluster, stop: asyncio.Event) -> None:
         record.begin_validation(0)
-        validation = make_validation(config, tasks, cluster, record=record.episode)
+        validation = make_validation(config, tasks, cluster, record=keep, keeps_all=True, progress=tell)
         measured = await unless_stopped(validation.run(PolicyVersion(0)), stop)
         if measured is not None:
             metrics.update(measured)
@@ -74,4 +85,5 @@ async def _evaluate(config: Config, record: RunRecord, tasks: Sequence[Task]) ->
         tool_rate=metrics.get(names.VAL_TOOL_RATE),
         seconds=metrics.get(names.VAL_SECONDS),
         stopped_early=not metrics,
+        swe=results.summary(),
     )

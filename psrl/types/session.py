@@ -67,6 +67,8 @@ class SessionAddress:
     """`http://host:port/sessions/<id>`; OpenAI's base URL is `<url>/v1`, Anthropic's is `<url>`."""
     api_key: str
     """The session's own secret; no other session can be reached with it."""
+    model: str = "policy"
+    """Name of the model that requests carry; a session answers to any, an endpoint of somebody else's only to its own."""
 
     @property
     def base_url(self) -> str:
@@ -97,3 +99,5 @@ class SessionRecord:
     """Such as `branches` (beyond the first), `tool_calls`, `tool_errors/<cause>`, `sampling_overrides/<name>`."""
     generation_s: float = 0.0
     """Seconds in which at least one turn waited for engines."""
+    is_captured: bool = True
+    """False of an endpoint of somebody else's, of whose turns nothing is seen: that there are none says nothing then."""

@@ -20,8 +20,8 @@ NO_TOOL = (
 
 @pytest.fixture
 def ready_folder(tmp_path, monkeypatch):
-    """Where `retool` and `gsm8k` find the files that their prepare step writes."""
-    for recipe in ("retool", "gsm8k"):
+    """Where recipes find the files that their prepare step writes."""
+    for recipe in ("retool", "gsm8k", "swe"):
         model = tmp_path / "data" / recipe / "SmolLM2-135M-Instruct"
         model.mkdir(parents=True)
         (model / "config.json").write_text("{}")

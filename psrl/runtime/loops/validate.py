@@ -35,8 +35,9 @@ class Validation:
         group_deadline_s: float,
         num_records: int,
         record: Callable[[Episode], None],
+        progress: Callable[[int, int], None] = lambda num_done, num_tasks: None,
     ) -> None:
-        """`record` sees the episodes of the first `num_records` tasks."""
+        """`record` sees the episodes of the first `num_records` tasks, at the end; `progress` is called after each task."""
         self._tasks = tasks
         self._workers = workers
         self._num_sampled = num_sampled
@@ -45,10 +46,13 @@ class Validation:
         self._group_deadline_s = group_deadline_s
         self._num_records = num_records
         self._record = record
+        self._progress = progress
+        self._num_done = 0
 
     async def run(self, version: PolicyVersion) -> dict[str, float]:
         """Metrics named `val/...`."""
         began = time.monotonic()
+        self._num_done = 0
         results = await asyncio.gather(*(self._play(index, task, version) for index, task in enumerate(self._tasks)))
         for result in results:
             for episode in result.records:
@@ -61,4 +65,7 @@ class Validation:
         )
         worker = self._workers[index % len(self._workers)]
         request = GroupRequest(task=task, tickets=tickets, wants_records=index < self._num_records)
-        return await answer_of(f"validation of {task.uid}", worker.run_group.remote(request), self._group_deadline_s)
+        result: GroupResult = await answer_of(f"validation of {task.uid}", worker.run_group.remote(request), self._group_deadline_s)
+        self._num_done += 1
+        self._progress(self._num_done, len(self._tasks))
+        return result
