@@ -96,23 +96,24 @@ def check_sft(config: Config) -> None:
     _check_model_files(config)
 
 
-def check_files(config: Config) -> None:
-    """Everything that the settings name on disk is there.
+def check_files(config: Config, *, is_model_elsewhere: bool = False) -> None:
+    """Everything that the settings name on disk is there; of a model that somebody else serves, what validation alone needs.
 
     Raises:
         ConfigError: The first missing file, with its key.
     """
-    for index, path in enumerate(config.data.train_files):
+    for index, path in enumerate(() if is_model_elsewhere else config.data.train_files):
         _require_file(f"data.train_files[{index}]", path)
     for index, path in enumerate(config.data.val_files):
         _require_file(f"data.val_files[{index}]", path)
-    _check_model_files(config)
+    if not is_model_elsewhere:
+        _check_model_files(config)
     optional = ["custom_reward_function.path"]
     optional += [f"{rollout}.{key}" for rollout in ROLLOUTS for key in ("multi_turn.tool_config_path", "script_path")]
     for key in optional:
         if value_at(config, key):
             _require_file(key, value_at(config, key))
-    if config.train_actor_rollout_ref.ref.path:
+    if config.train_actor_rollout_ref.ref.path and not is_model_elsewhere:
         _require_model_folder("train_actor_rollout_ref.ref.path", config.train_actor_rollout_ref.ref.path)
 
 

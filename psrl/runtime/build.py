@@ -19,7 +19,7 @@ from psrl.config.gateway_checks import starts_gateway
 from psrl.config.rollout import AgentConfig
 from psrl.config.tree import Config
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
-from psrl.datasets.source import TaskSource, build_source
+from psrl.datasets.source import TaskSource, build_source, build_validation_tasks
 from psrl.gateway.gateway import GatewaySettings
 from psrl.runtime.actors.agent_worker import AgentWorkerActor
 from psrl.runtime.actors.engine_replica import EngineReplicaActor
@@ -172,8 +172,16 @@ def _supervise(cluster: Cluster) -> Supervisor:
     return supervisor
 
 
-def make_validation(config: Config, tasks: Sequence[Task], cluster: Cluster, *, record: Callable[[Episode], None]) -> Validation:
-    """Validation as configured; `record` sees the episodes that are kept."""
+def make_validation(
+    config: Config,
+    tasks: Sequence[Task],
+    cluster: Cluster,
+    *,
+    record: Callable[[Episode], None],
+    keeps_all: bool = False,
+    progress: Callable[[int, int], None] = lambda num_done, num_tasks: None,
+) -> Validation:
+    """Validation as configured; `record` sees the episodes that are kept, with `keeps_all` those of every task."""
     rollout = config.train_actor_rollout_ref.rollout
     num_episodes = (rollout.n + config.trainer.val_greedy) * len(tasks)
     return Validation(
@@ -183,8 +191,9 @@ def make_validation(config: Config, tasks: Sequence[Task], cluster: Cluster, *, 
         is_greedy_too=config.trainer.val_greedy,
         run_seed=config.trainer.seed,
         group_deadline_s=group_deadline_s(config, rollout.agent, num_episodes),
-        num_records=config.trainer.trajectories_per_step or len(tasks),
+        num_records=len(tasks) if keeps_all else config.trainer.trajectories_per_step or len(tasks),
         record=record,
+        progress=progress,
     )
 
 
@@ -210,6 +219,19 @@ def load_tasks(config: Config, renderer: HfRenderer) -> TaskSource:
     Raises:
         ConfigError, RowError: Files, rows, tools or prompt lengths are not as configured.
     """
+    return build_source(config.data, prompt_tokens=_prompt_tokens(config, renderer))
+
+
+def load_validation_tasks(config: Config, renderer: HfRenderer) -> list[Task]:
+    """The validation tasks alone, measured in the same way; what is trained on need not be there.
+
+    Raises:
+        ConfigError, RowError: See `load_tasks`; or there is none.
+    """
+    return build_validation_tasks(config.data, prompt_tokens=_prompt_tokens(config, renderer))
+
+
+def _prompt_tokens(config: Config, renderer: HfRenderer) -> Callable[[Task], int]:
     tool_path = config.gen_actor_rollout_ref.rollout.multi_turn.tool_config_path
     tools = load_tools(tool_path, program_runner=build_interpreter(config.sandbox)) if tool_path else []
     schemas = [tool.schema for tool in tools]
@@ -218,4 +240,4 @@ def load_tasks(config: Config, renderer: HfRenderer) -> TaskSource:
         check_loop_of(task, config)
         return len(renderer.open(task.prompt, schemas))
 
-    return build_source(config.data, prompt_tokens=prompt_tokens)
+    return prompt_tokens
