@@ -295,8 +295,9 @@ def test_starting_and_stopping_leaves_no_descriptor_open(backend):
 
     async def play():
         counts = []
+        sandboxes = BackendSandboxes(SandboxConfig(backend=backend), run=RUN)  # a worker's one, which keeps connections to an Engine
         for _ in range(3):
-            sandbox = build_sandbox(SandboxConfig(backend=backend), run=RUN)
+            sandbox = sandboxes.make(SandboxSpec(limits=LIMITS))
             await sandbox.start()
             await sandbox.run(["true"])
             await sandbox.stop()
