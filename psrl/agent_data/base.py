@@ -9,7 +9,7 @@ from typing import Any
 from psrl.config.rollout import MultiTurnConfig
 from psrl.protocols import AgentData, Info, Renderer
 from psrl.registry import Registry
-from psrl.types import ToolSchema, TrajectoryUid
+from psrl.types import SandboxLimits, ToolSchema, TrajectoryUid
 
 __all__ = ["AgentData", "AgentDataParts", "Info", "agent_data", "build_agent_data", "register_agent_data"]
 
@@ -25,6 +25,10 @@ class AgentDataParts:
     tool_schemas: Sequence[ToolSchema] = ()
     """Shown to the model in the first prompt."""
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
+    agent_loop_config_path: str | None = None
+    """`rollout.agent.agent_loop_config_path`: the YAML of an agent program, for agent data that reads it."""
+    sandbox_wall_s: float = SandboxLimits().wall_s
+    """`sandbox.wall_s`: seconds of a command whose YAML says none."""
 
 
 def register_agent_data(name: str) -> Callable[[type], type]:

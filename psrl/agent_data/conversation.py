@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from psrl.agent_data.base import AgentData, AgentDataParts, Info, register_agent_data
 from psrl.errors import EnvironmentFault
-from psrl.types import Generation, Message, ParsedTurn, Role, Step, Task, ToolCall, Trajectory
+from psrl.types import Generation, Message, ParsedTurn, Role, Step, Task, ToolCall, ToolSchema, Trajectory
 
 ActType_co = TypeVar("ActType_co", covariant=True)
 
@@ -31,7 +31,7 @@ class ConversationAgentData(AgentData[Sequence[Message] | str, ActType_co], Gene
     def __init__(self, parts: AgentDataParts) -> None:
         """One object serves one episode."""
         self._renderer = parts.renderer
-        self._tool_schemas = parts.tool_schemas
+        self._tool_schemas: Sequence[ToolSchema] = parts.tool_schemas
         self._trajectory = Trajectory(uid=parts.trajectory_uid)
         self._context: list[int] = []
         self._pending: list[int] = []
@@ -41,6 +41,11 @@ class ConversationAgentData(AgentData[Sequence[Message] | str, ActType_co], Gene
     def read_action(self, parsed: ParsedTurn) -> ActType_co:
         """What the environment is given for a turn. Must not raise for what the policy wrote: make it part of the action."""
         raise NotImplementedError(f"{type(self).__name__} has no read_action")
+
+    @property
+    def tool_schemas(self) -> Sequence[ToolSchema]:
+        """What the first prompt offers: the run's tools, or those of a subclass."""
+        return self._tool_schemas
 
     @property
     def trajectory(self) -> Trajectory:

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from psrl.agent_loops.deadline import OutOfTimeError
@@ -22,7 +22,7 @@ from psrl.errors import AgentError, PsrlError
 from psrl.protocols import AgentLoop, Generator, Renderer, Sandboxes, Tool
 from psrl.registry import Registry
 from psrl.session_client.client import SessionClient
-from psrl.types import AgentSampling, Outcome
+from psrl.types import AgentSampling, Outcome, SandboxLimits
 
 __all__ = ["AgentLoop", "Failure", "LoopParts", "agent_loops", "build_agent_loop", "failure_or", "register_agent_loop"]
 
@@ -40,6 +40,8 @@ class LoopParts:
     tools: Sequence[Tool] = ()
     sandboxes: Sandboxes | None = None
     """The run's; None where none of its loops and environments needs any."""
+    sandbox_limits: SandboxLimits = field(default_factory=SandboxLimits)
+    """Of an episode's sandbox, as the run's `sandbox` section says; the network is for tasks that ask for it."""
     rollout: RolloutConfig
     sessions: SessionClient | None = None
     """The run's gateway; None in a run that has none, which only loops with sessions mind."""

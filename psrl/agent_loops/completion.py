@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from psrl.agent_loops.base import Failure, LoopParts, failure_or, register_agent_loop
 from psrl.agent_loops.multi_turn import MultiTurnAgentLoop
@@ -39,13 +39,22 @@ SESSION_COUNTS = ("branches", "resumed_turns", "sampling_overrides/")
 """What the session counts beside what environment and agent data do."""
 
 
+@runtime_checkable
+class OffersTools(Protocol):
+    """An agent data whose first prompt offers tools."""
+
+    @property
+    def tool_schemas(self) -> Sequence[ToolSchema]:
+        """In the order in which the prompt shows them."""
+
+
 class SessionTurns(TurnSource):
     """Turns of one episode as chat completions. The session is opened before the first and lasts until `close`."""
 
     def __init__(self, sessions: SessionClient, spec: SessionSpec, tools: Sequence[ToolSchema], *, timeout_s: float) -> None:
-        """`timeout_s` is the end of waiting for one turn."""
+        """`tools` are offered where the agent data does not say which; `timeout_s` is the end of waiting for one turn."""
         self._sessions, self._spec, self._timeout_s = sessions, spec, timeout_s
-        self._tools = [tool.to_template() for tool in tools]
+        self._tools = tools
         self._address: SessionAddress | None = None
         self._conversation: list[dict[str, Any]] = []
 
@@ -55,8 +64,9 @@ class SessionTurns(TurnSource):
             self._address = await self._sessions.open(self._spec)
         self._conversation += [_openai_message(message) for message in data.messages[len(self._conversation) :]]
         body: dict[str, Any] = {"model": "psrl", "messages": self._conversation, "max_tokens": max_tokens, "return_token_ids": True}
-        if self._tools:
-            body["tools"] = self._tools
+        tools = data.tool_schemas if isinstance(data, OffersTools) else self._tools
+        if tools:
+            body["tools"] = [tool.to_template() for tool in tools]
         began = time.monotonic()
         answer = await self._sessions.chat(self._address, body, timeout_s=self._timeout_s)
         generation = generation_of(answer, latency_s=time.monotonic() - began)

@@ -9,7 +9,7 @@ import asyncio
 from typing import Any
 
 from psrl.agent_data.base import AgentDataParts, agent_data, build_agent_data
-from psrl.agent_loops.base import AgentLoop, LoopParts, failure_or, register_agent_loop
+from psrl.agent_loops.base import AgentLoop, Failure, LoopParts, failure_or, register_agent_loop
 from psrl.agent_loops.deadline import EpisodeOutOfTimeError, within
 from psrl.agent_loops.limits import Limits
 from psrl.agent_loops.playing import EngineTurns, PlayedEpisode, TurnSource, temperature_of
@@ -96,11 +96,12 @@ class MultiTurnAgentLoop(AgentLoop):
         )
         try:
             end = await failure_or(self._drive(episode))
+            submission = await failure_or(episode.submission(end.outcome if isinstance(end, Failure) else end))
         except asyncio.CancelledError:
             await failure_or(episode.close())
             raise
         closed = await failure_or(episode.close())
-        return episode.result(end, close_failure=closed)
+        return episode.result(end, submission=submission, close_failure=closed)
 
     async def _drive(self, episode: PlayedEpisode) -> Outcome:
         try:
@@ -115,8 +116,7 @@ class MultiTurnAgentLoop(AgentLoop):
             raise episode.out_of_time() from error
 
     def _make_environment(self, name: str) -> Environment[Any, Any]:
-        parts = self._parts
-        return build_environment(name, EnvironmentParts(tools=parts.tools, sandboxes=parts.sandboxes, multi_turn=parts.rollout.multi_turn))
+        return build_environment(name, environment_parts(self._parts))
 
     def _make_agent_data(self, name: str, trajectory_uid: TrajectoryUid) -> AgentData[Any, Any]:
         parts = AgentDataParts(
@@ -124,5 +124,18 @@ class MultiTurnAgentLoop(AgentLoop):
             trajectory_uid=trajectory_uid,
             tool_schemas=tuple(tool.schema for tool in self._parts.tools),
             multi_turn=self._parts.rollout.multi_turn,
+            agent_loop_config_path=self._parts.rollout.agent.agent_loop_config_path,
+            sandbox_wall_s=self._parts.sandbox_limits.wall_s,
         )
         return build_agent_data(name, parts)
+
+
+def environment_parts(parts: LoopParts) -> EnvironmentParts:
+    """What a loop hands on to its environments."""
+    return EnvironmentParts(
+        tools=parts.tools,
+        sandboxes=parts.sandboxes,
+        sandbox_limits=parts.sandbox_limits,
+        multi_turn=parts.rollout.multi_turn,
+        agent_loop_config_path=parts.rollout.agent.agent_loop_config_path,
+    )

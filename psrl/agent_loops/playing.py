@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from psrl.agent_loops.base import Failure
 from psrl.agent_loops.deadline import OutOfTimeError, within
@@ -19,7 +19,7 @@ from psrl.agent_loops.limits import Limits
 from psrl.config.rollout import RolloutConfig
 from psrl.errors import EngineError, EnvironmentFault
 from psrl.protocols import AgentData, Environment, Generator, Info
-from psrl.types import EpisodeTicket, GenerateRequest, Generation, LoopResult, Outcome, SamplingParams, Task, Timings, turn_seed
+from psrl.types import EpisodeTicket, GenerateRequest, Generation, LoopResult, Outcome, SamplingParams, Submission, Task, Timings, turn_seed
 
 T = TypeVar("T")
 
@@ -32,6 +32,18 @@ class TurnSource(Protocol):
 
         Raises:
             EngineError, GatewayError: There is none to be had.
+        """
+
+
+@runtime_checkable
+class HandsIn(Protocol):
+    """An environment whose episodes leave something for scorers."""
+
+    async def submission(self, outcome: Outcome) -> Submission:
+        """What is there at the end of an episode that ended with `outcome`; called before `close`.
+
+        Raises:
+            SandboxError: It is lost.
         """
 
 
@@ -156,6 +168,18 @@ class PlayedEpisode:
         self._count(info)
         return observation, bool(done), info
 
+    async def submission(self, outcome: Outcome) -> Submission | None:
+        """What the environment has for scorers; None where it has nothing, or the outcome judges nobody.
+
+        Raises:
+            OutOfTimeError, SandboxError: It is lost.
+        """
+        if not outcome.judges_policy or not isinstance(self._environment, HandsIn):
+            return None
+        what = f"{type(self._environment).__name__}: Environment.submission"
+        # Twice: a step that was in flight when the episode's time ran out comes to its own end first.
+        return await within(self._environment.submission(outcome), timeout_s=2 * self._limits.step_timeout_s, what=what)
+
     async def close(self) -> None:
         """Close the environment.
 
@@ -164,11 +188,14 @@ class PlayedEpisode:
         """
         await self._bounded(self._environment.close(), "Environment.close")
 
-    def result(self, end: Outcome | Failure, *, close_failure: Failure | None = None) -> LoopResult:
-        """The record. A failed close is counted and told, but does not change how the episode ended."""
+    def result(
+        self, end: Outcome | Failure, *, submission: Submission | Failure | None = None, close_failure: Failure | None = None
+    ) -> LoopResult:
+        """The record. A submission that is lost leaves nothing to judge; a failed close is counted and told, but changes no end."""
         trajectory = self.agent_data.trajectory
         outcome = end.outcome if isinstance(end, Failure) else end
-        failures = [failure for failure in (end, close_failure) if isinstance(failure, Failure)]
+        failures = [failure for failure in (end, submission, close_failure) if isinstance(failure, Failure)]
+        outcome = Outcome.INFRA_ERROR if isinstance(submission, Failure) else outcome
         errors = [failure.error for failure in failures]
         if outcome.judges_policy and trajectory.num_sampled == 0:
             errors.append(f"ended as {outcome} before the policy sampled a token")
@@ -185,6 +212,7 @@ class PlayedEpisode:
             step_rewards=tuple(self._step_rewards),
             counts={name: float(value) for name, value in counts.items()},
             timings=Timings(total_s=time.monotonic() - self._started, generation_s=self._generation_s, tools_s=self._tools_s),
+            submission=None if isinstance(submission, Failure) else submission,
             error="; ".join(errors) or None,
         )
 

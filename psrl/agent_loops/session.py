@@ -5,7 +5,8 @@ How an episode ends; the first line that holds:
 | what happened | outcome |
 |---|---|
 | the session's record is lost | `infra_error` |
-| no turn was captured, so there is nothing to judge | `infra_error`, which names the session |
+| the agent's end says `infra_error`: its place was lost, so that nobody can say what it did | `infra_error` |
+| no turn was captured (where turns are captured), so there is nothing to judge | `infra_error`, which names the session |
 | the agent ran into a limit of the session, whatever it did then | `max_turns`, `max_tokens` |
 | the last turn that it asked for could not be sampled | `infra_error` |
 | `episode_timeout_s` passed, and turns waited for engines most of it | `infra_error` |
@@ -25,6 +26,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -38,7 +40,7 @@ from psrl.agent_loops.limits import Limits
 from psrl.agent_loops.session_spec import session_spec_of, sessions_of
 from psrl.errors import AgentError
 from psrl.protocols import AgentLoop
-from psrl.types import EpisodeTicket, LoopResult, Outcome, SessionAddress, SessionRecord, Task, Timings
+from psrl.types import EpisodeTicket, LoopResult, Message, Outcome, Role, SessionAddress, SessionRecord, Submission, Task, Timings
 
 AGENT_GRACE_S = 15.0
 """Longer than an agent's process takes to be killed."""
@@ -46,6 +48,20 @@ THREAD_GRACE_S = 5.0
 """A thread cannot be killed; its next request to the session fails, and it has so long to end of it."""
 
 Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AgentEnd:
+    """How an agent ended, for loops that know more of it than that it returned."""
+
+    outcome: Outcome = Outcome.FINISHED
+    """Where the session itself says nothing else."""
+    error: str | None = None
+    counts: Numbers = field(default_factory=dict)
+    """Under the names that they are counted as, such as `env/commands`."""
+    submission: Submission | None = None
+    messages: tuple[Message, ...] = ()
+    """The conversation as the agent saw it, for where nothing is captured of its session."""
 
 
 class SessionAgentLoop(AgentLoop):
@@ -76,9 +92,14 @@ class SessionAgentLoop(AgentLoop):
         """Run the agent on `task` until it is done: an `async def`, or a `def`, which gets a thread of its own.
 
         The policy answers at `address.base_url` (Anthropic's API: `address.url`) to `address.api_key`, whatever the model's name.
-        Numbers by name that this returns are counted as `agent/<name>`; anything else is dropped.
+        Numbers by name that this returns are counted as `agent/<name>`; an `AgentEnd` is taken as it is; anything else is dropped.
         """
         raise NotImplementedError(f"{type(self).__name__} has no run_agent")
+
+    @property
+    def run_timeout_s(self) -> float:
+        """The deadline of `run_agent`."""
+        return self._limits.episode_timeout_s
 
     async def run(self, task: Task, ticket: EpisodeTicket) -> LoopResult:
         """Play one episode; agent and session are ended whatever happens.
@@ -100,35 +121,39 @@ class SessionAgentLoop(AgentLoop):
         is_left = not await thread.has_ended(THREAD_GRACE_S)
         return self._result(task, end, record, total_s=time.monotonic() - began, is_left=is_left)
 
-    async def _play(self, task: Task, address: SessionAddress, thread: AgentThread) -> Numbers:
+    async def _play(self, task: Task, address: SessionAddress, thread: AgentThread) -> AgentEnd:
         if inspect.iscoroutinefunction(self.run_agent):
             work = without_exit(self.run_agent(task, address))
         else:
             work = thread.run(lambda: self.run_agent(task, address))
-        returned = await within(work, timeout_s=self._limits.episode_timeout_s, what=type(self).__name__, grace_s=AGENT_GRACE_S)
-        if not isinstance(returned, Mapping):
-            return {}
-        return {f"agent/{name}": float(value) for name, value in returned.items() if isinstance(value, Real) and math.isfinite(value)}
+        returned = await within(work, timeout_s=self.run_timeout_s, what=type(self).__name__, grace_s=AGENT_GRACE_S)
+        if isinstance(returned, AgentEnd):
+            return returned
+        numbers = returned.items() if isinstance(returned, Mapping) else ()
+        return AgentEnd(counts={f"agent/{name}": float(value) for name, value in numbers if isinstance(value, Real) and math.isfinite(value)})
 
-    def _result(self, task: Task, end: Numbers | Failure, record: SessionRecord | Failure, *, total_s: float, is_left: bool) -> LoopResult:
+    def _result(self, task: Task, end: AgentEnd | Failure, record: SessionRecord | Failure, *, total_s: float, is_left: bool) -> LoopResult:
         outcome, why = _outcome_of(end, record, self._limits.episode_timeout_s)
         failures = [part for part in (end, record) if isinstance(part, Failure)]
+        errors = [part.error for part in (end, record) if isinstance(part, AgentEnd | Failure) and part.error]
         left = "the agent's thread is still running" if is_left else None
         counts = Counter({f"errors/{failure.name}": 1.0 for failure in failures})
         counts.update({"agent/left_running": 1.0} if is_left else {})
-        counts.update({} if isinstance(end, Failure) else end)
+        counts.update({} if isinstance(end, Failure) else end.counts)
         captured = None if isinstance(record, Failure) else record
+        told = () if isinstance(end, Failure) else end.messages
         if captured is not None:
-            counts.update({**captured.counts, "turns": float(captured.num_turns)})
+            counts.update({**captured.counts, **({"turns": float(captured.num_turns)} if captured.is_captured else {})})
         generation_s = captured.generation_s if captured else 0.0
         return LoopResult(
             outcome=outcome,
             trajectories=trained_branches(captured.trajectories, self._parts.rollout.agent.branch_reward) if captured else (),
-            messages=captured.messages if captured and captured.messages else task.prompt,
-            turn_texts=captured.turn_texts if captured else (),
+            messages=captured.messages if captured and captured.messages else told or task.prompt,
+            turn_texts=captured.turn_texts if captured and captured.is_captured else tuple(_texts_of(told)),
             counts=dict(counts),
             timings=Timings(total_s=total_s, generation_s=generation_s, tools_s=max(0.0, total_s - generation_s)),
-            error="; ".join(filter(None, (why, *(failure.error for failure in failures), left))) or None,
+            submission=None if isinstance(end, Failure) else end.submission,
+            error="; ".join(filter(None, (why, *errors, left))) or None,
         )
 
 
@@ -169,15 +194,19 @@ class CommandAgentLoop(SessionAgentLoop):
         return {"output_bytes": end.num_output_bytes}
 
 
-def _outcome_of(end: Numbers | Failure, record: SessionRecord | Failure, timeout_s: float) -> tuple[Outcome, str | None]:
+def _texts_of(messages: Sequence[Message]) -> list[str]:
+    return [message.content for message in messages if message.role is Role.ASSISTANT]
+
+
+def _outcome_of(end: AgentEnd | Failure, record: SessionRecord | Failure, timeout_s: float) -> tuple[Outcome, str | None]:
     if isinstance(record, Failure):
         return Outcome.INFRA_ERROR, "the session's record is lost"
-    if record.num_turns == 0:
+    if isinstance(end, AgentEnd) and end.outcome is Outcome.INFRA_ERROR:
+        return Outcome.INFRA_ERROR, None
+    if record.num_turns == 0 and record.is_captured:
         return Outcome.INFRA_ERROR, f"session {record.id} of {record.uid} captured no turn: {record.error or 'the agent asked for none'}"
     if record.end is not None:
         return record.end, record.error
-    if not isinstance(end, Failure):
-        return Outcome.FINISHED, None
     if end.outcome is Outcome.TIMEOUT and record.generation_s > timeout_s / 2:
         return Outcome.INFRA_ERROR, f"turns waited {record.generation_s:.2f} s for engines"
     return end.outcome, None

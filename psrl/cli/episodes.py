@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from psrl.telemetry.report_episodes import cut
 from psrl.telemetry.trajectories import EpisodeRecord, lengths_of_turns
 from psrl.types import Message, Trajectory
 
@@ -45,6 +46,11 @@ def print_episode(console: Console, record: EpisodeRecord) -> None:
     console.print(Text(f"{episode.ticket.uid}  step {record.step}  policy version {episode.ticket.admitted_version}", "bold"))
     for message in result.messages:
         console.print(Panel(_message_text(message), title=message.role.value, title_align="left", border_style=ROLE_STYLES[message.role]))
+    if result.submission is not None:
+        title = f"submission: {result.submission.exit_status}"
+        console.print(Panel(Text(cut(result.submission.patch) or "nothing was changed"), title=Text(title), title_align="left"))
+        if result.submission.text:
+            console.print(Panel(Text(cut(result.submission.text)), title="its words", title_align="left"))
     for index, trajectory in enumerate(result.trajectories):
         pieces = record.pieces[index] if index < len(record.pieces) else tuple(f"{token} " for token in trajectory.ids())
         console.print(Panel(_token_text(trajectory, pieces), title=f"tokens of {trajectory.uid}", title_align="left"))

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from psrl.config.agent_checks import check_agent_yaml, check_agent_yaml_file
 from psrl.config.fields import leaves_of, value_at
 from psrl.config.gateway_checks import check_gateway, check_history_thinking
 from psrl.config.ranges import ROLLOUTS
@@ -51,9 +52,9 @@ SHIPPED_NAMES: dict[str, tuple[str, ...]] = {
         for rollout in ROLLOUTS
         for key, names in (
             ("multi_turn.format", ("deepseek", "harmony", "hermes", "llama3_json", "mistral", "qwen3_coder")),
-            ("agent.default_agent_loop", ("generate_only_agent", *ENVIRONMENT_LOOPS)),
-            ("agent.env.name", ("single_turn", "tool_env")),
-            ("agent.data.name", ("conversation", "tool_agent_data")),
+            ("agent.default_agent_loop", ("generate_only_agent", "mini_swe_agent", *ENVIRONMENT_LOOPS)),
+            ("agent.env.name", ("mini_swe_env", "single_turn", "tool_env")),
+            ("agent.data.name", ("conversation", "mini_swe_agent_data", "tool_agent_data")),
         )
     },
 }
@@ -113,6 +114,8 @@ def check_files(config: Config, *, is_model_elsewhere: bool = False) -> None:
     for key in optional:
         if value_at(config, key):
             _require_file(key, value_at(config, key))
+    for rollout in ROLLOUTS:
+        check_agent_yaml_file(config, rollout)
     if config.train_actor_rollout_ref.ref.path and not is_model_elsewhere:
         _require_model_folder("train_actor_rollout_ref.ref.path", config.train_actor_rollout_ref.ref.path)
 
@@ -310,9 +313,7 @@ def _check_rollout(config: Config, key: str) -> None:
     if agent.step_timeout_s > agent.episode_timeout_s:
         rule = f"is more than a whole episode has ({key}.agent.episode_timeout_s={agent.episode_timeout_s:g})"
         _refuse(config, f"{key}.agent.step_timeout_s", rule, f"set {key}.agent.step_timeout_s={agent.episode_timeout_s:g} or less")
-    if agent.agent_loop_config_path:
-        fix = f"leave {key}.agent.agent_loop_config_path out"
-        _refuse(config, f"{key}.agent.agent_loop_config_path", "is read by no loop of this version", fix)
+    check_agent_yaml(config, key)
     _check_scripted(config, key, rollout)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from psrl.config.gateway_checks import starts_gateway
+from psrl.config.plan_of_episodes import rows_of_episodes
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
@@ -165,7 +166,7 @@ def make_plan(config: Config, machine: Machine, *, with_training: bool = True) -
         _engine_replicas(config, machine, size),
         _agent_workers(config),
         *_gateway(config),
-        *_sandboxes(config),
+        *_of_episodes(config, machine),
         _transfer_queue(config),
         _parameter_server(config, size),
     )
@@ -287,19 +288,11 @@ def _gateway(config: Config) -> tuple[PlannedProcess, ...]:
     )
 
 
-def _sandboxes(config: Config) -> tuple[PlannedProcess, ...]:
-    rollout = config.gen_actor_rollout_ref.rollout
-    if rollout.multi_turn.tool_config_path is None:
-        return ()
-    return (
-        PlannedProcess(
-            role="sandbox",
-            count=config.sandbox.num_workers * rollout.agent.num_workers,
-            num_cores=0,
-            memory_bytes=config.sandbox.memory_mb * MIB,
-            reason="its limit, sandbox.memory_mb",
-            key="sandbox.memory_mb",
-        ),
+def _of_episodes(config: Config, machine: Machine) -> tuple[PlannedProcess, ...]:
+    """Sandboxes, and what a black-box agent brings for each episode."""
+    return tuple(
+        PlannedProcess(role=row.role, count=row.count, num_cores=0, memory_bytes=row.memory_bytes, reason=row.reason, key=row.key)
+        for row in rows_of_episodes(config, num_cores=machine.num_cores)
     )
 
 

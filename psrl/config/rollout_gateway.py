@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-SESSION_LOOPS = ("multi_turn_completion_agent",)
+SESSION_LOOPS = ("mini_swe_agent", "multi_turn_completion_agent")
 """Shipped loops whose turns are chat completions in a session: a run that names one of them starts the gateway by itself."""
 
 

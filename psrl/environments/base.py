@@ -13,6 +13,7 @@ from typing import Any
 from psrl.config.rollout import MultiTurnConfig
 from psrl.protocols import Environment, Info, Sandboxes, Tool
 from psrl.registry import Registry
+from psrl.types import SandboxLimits
 
 __all__ = ["Environment", "EnvironmentParts", "Info", "build_environment", "environments", "register_environment"]
 
@@ -27,7 +28,11 @@ class EnvironmentParts:
     """Shared by all episodes of a worker; not to be closed by an environment."""
     sandboxes: Sandboxes | None = None
     """Makes a sandbox for the environment, which starts and stops it. None outside of a run."""
+    sandbox_limits: SandboxLimits = field(default_factory=SandboxLimits)
+    """What a sandbox of the run may use."""
     multi_turn: MultiTurnConfig = field(default_factory=MultiTurnConfig)
+    agent_loop_config_path: str | None = None
+    """`rollout.agent.agent_loop_config_path`: the YAML of an agent program, for environments that read it."""
 
 
 def register_environment(name: str) -> Callable[[type], type]:

@@ -26,9 +26,9 @@ from psrl.runtime.actors.engine_replica import EngineReplicaActor
 from psrl.runtime.actors.gateway import GatewayActor
 from psrl.runtime.actors.parameter_server import ParameterServerActor
 from psrl.runtime.actors.train_worker import TrainWorkerActor, TrainWorkerSettings
+from psrl.runtime.first_prompts import FirstPrompts
 from psrl.runtime.groups import AgentWorkerSettings, Endpoints
 from psrl.runtime.loops.validate import Validation
-from psrl.runtime.names import check_loop_of
 from psrl.runtime.supervision import Supervisor, answer_of
 from psrl.sandbox import build_interpreter
 from psrl.tools.config import load_tools
@@ -219,7 +219,7 @@ def load_tasks(config: Config, renderer: HfRenderer) -> TaskSource:
     Raises:
         ConfigError, RowError: Files, rows, tools or prompt lengths are not as configured.
     """
-    return build_source(config.data, prompt_tokens=_prompt_tokens(config, renderer))
+    return build_source(config.data, prompt_tokens=_first_prompts(config, renderer).num_tokens)
 
 
 def load_validation_tasks(config: Config, renderer: HfRenderer) -> list[Task]:
@@ -228,16 +228,10 @@ def load_validation_tasks(config: Config, renderer: HfRenderer) -> list[Task]:
     Raises:
         ConfigError, RowError: See `load_tasks`; or there is none.
     """
-    return build_validation_tasks(config.data, prompt_tokens=_prompt_tokens(config, renderer))
+    return build_validation_tasks(config.data, prompt_tokens=_first_prompts(config, renderer).num_tokens)
 
 
-def _prompt_tokens(config: Config, renderer: HfRenderer) -> Callable[[Task], int]:
+def _first_prompts(config: Config, renderer: HfRenderer) -> FirstPrompts:
     tool_path = config.gen_actor_rollout_ref.rollout.multi_turn.tool_config_path
     tools = load_tools(tool_path, program_runner=build_interpreter(config.sandbox)) if tool_path else []
-    schemas = [tool.schema for tool in tools]
-
-    def prompt_tokens(task: Task) -> int:
-        check_loop_of(task, config)
-        return len(renderer.open(task.prompt, schemas))
-
-    return prompt_tokens
+    return FirstPrompts(config, renderer, [tool.schema for tool in tools])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from psrl.agent_loops.base import LoopParts
 from psrl.agent_loops.runner import EpisodePool, EpisodeRunner
@@ -27,7 +27,7 @@ from psrl.protocols import ProgramRunner, Scorer, Tool
 from psrl.rewards.base import ScorerParts
 from psrl.rewards.scorer import build_scorer
 from psrl.runtime.imports import make_importable
-from psrl.sandbox import BackendSandboxes, build_interpreter, reap
+from psrl.sandbox import BackendSandboxes, build_interpreter, limits_of, reap
 from psrl.session_client.client import SessionClient
 from psrl.telemetry.trajectories import lengths_of_turns
 from psrl.tools.config import load_tools
@@ -167,6 +167,7 @@ class AgentWorker:
             generator=generator,
             tools=self._tools,
             sandboxes=self._sandboxes,
+            sandbox_limits=replace(limits_of(self._settings.sandbox), allow_network=self._settings.sandbox.allow_network),
             rollout=rollout,
             sessions=self._sessions,
             agent_sampling=AgentSampling(self._settings.rollout_gateway.agent_sampling),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+from dataclasses import replace
 
 from psrl.errors import EnvironmentFault
 from psrl.protocols import Sandbox
@@ -45,7 +46,8 @@ exec git -c core.hooksPath=/dev/null -c core.quotePath=true diff --cached --bina
 
 
 def sandbox_spec(problem: SweProblem, limits: SandboxLimits) -> SandboxSpec:
-    """The place that the problem is played and graded in."""
+    """The place that the problem is played and graded in; with the network where both `limits` and the problem say so."""
+    limits = replace(limits, allow_network=limits.allow_network and problem.allow_network)
     return SandboxSpec(image=problem.image, workdir=problem.workdir, limits=limits)
 
 

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from psrl.telemetry.json_lines import encode_line
 from psrl.telemetry.trajectories import EpisodeRecord, lengths_of_turns
-from psrl.types import Message, Trajectory
+from psrl.types import Message, Submission, Trajectory
 
 MAX_TOKENS_SHOWN = 700
 """Of one trajectory; the middle of longer ones is left out and counted."""
@@ -77,14 +77,15 @@ def episode_html(record: EpisodeRecord, decode: Decode | None, *, is_open: bool 
         *((name, f"{value:g}") for name, value in result.counts.items()),
         *((("error", result.error),) if result.error else ()),
     ]
-    listed = "".join(f"<div><dt>{safe(name)}</dt><dd>{safe(_cut(value))}</dd></div>" for name, value in facts)
+    listed = "".join(f"<div><dt>{safe(name)}</dt><dd>{safe(cut(value))}</dd></div>" for name, value in facts)
     messages = "".join(_message_html(message) for message in result.messages)
     tokens = "".join(
         _tokens_html(trajectory, index, record.pieces[index] if index < len(record.pieces) else None, decode, is_open)
         for index, trajectory in enumerate(result.trajectories)
     )
     return (
-        f"<details class=episode{' open' if is_open else ''}>{head}<dl>{listed}</dl><div class=messages>{messages}</div>{tokens}</details>"
+        f"<details class=episode{' open' if is_open else ''}>{head}<dl>{listed}</dl>"
+        f"<div class=messages>{messages}{_submission_html(result.submission)}</div>{tokens}</details>"
     )
 
 
@@ -104,7 +105,8 @@ def _peek(prompt: Sequence[Message]) -> str:
     return text if len(text) <= 110 else text[:110] + "…"
 
 
-def _cut(text: str) -> str:
+def cut(text: str) -> str:
+    """Head and tail of a text that is too long to show, with the number of characters between them."""
     if len(text) <= MAX_TEXT_SHOWN:
         return text
     half = MAX_TEXT_SHOWN // 2
@@ -114,10 +116,18 @@ def _cut(text: str) -> str:
 def _message_html(message: Message) -> str:
     role = message.role.value
     name = f" {safe(message.name)}" if message.name else ""
-    reasoning = f"<pre class=reasoning>{safe(_cut(message.reasoning))}</pre>" if message.reasoning else ""
-    content = f"<pre>{safe(_cut(message.content))}</pre>" if message.content else ""
-    calls = "".join(f"<pre class=call>{safe(call.name)}({safe(_cut(_arguments(call.arguments)))})</pre>" for call in message.tool_calls)
+    reasoning = f"<pre class=reasoning>{safe(cut(message.reasoning))}</pre>" if message.reasoning else ""
+    content = f"<pre>{safe(cut(message.content))}</pre>" if message.content else ""
+    calls = "".join(f"<pre class=call>{safe(call.name)}({safe(cut(_arguments(call.arguments)))})</pre>" for call in message.tool_calls)
     return f'<div class="message {role}"><span class=role>{role}{name}</span>{reasoning}{content}{calls}</div>'
+
+
+def _submission_html(submission: Submission | None) -> str:
+    if submission is None:
+        return ""
+    parts = [("patch", submission.patch or "nothing was changed"), *((("its words", submission.text),) if submission.text else ())]
+    shown = "".join(f'<pre title="{name}">{safe(cut(text))}</pre>' for name, text in parts)
+    return f'<div class="message tool"><span class=role>{safe(submission.exit_status)}</span>{shown}</div>'
 
 
 def _arguments(arguments: dict[str, object]) -> str:

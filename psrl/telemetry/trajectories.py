@@ -25,6 +25,7 @@ from psrl.types import (
     Role,
     Score,
     Step,
+    Submission,
     Task,
     TaskUid,
     Timings,
@@ -131,6 +132,7 @@ def _line_of(episode: Episode, step: int, pieces: Sequence[Sequence[str]]) -> di
         "counts": result.counts,
         "timings": asdict(episode.timings),
         "loop_timings": asdict(result.timings),
+        "submission": None if result.submission is None else asdict(result.submission),
         "trajectories": trajectories,
     }
 
@@ -195,6 +197,7 @@ def _record_of(line: dict[str, Any]) -> EpisodeRecord:
         step_rewards=tuple(line["step_rewards"]),
         counts=line["counts"],
         timings=Timings(**line["loop_timings"]),
+        submission=Submission(**line["submission"]) if line.get("submission") else None,
         error=line["error"],
     )
     score = Score(reward=line["reward"], accuracy=line["accuracy"], parts=line["parts"])

@@ -148,5 +148,5 @@ def test_a_first_observation_that_is_no_conversation_is_the_environment_s_fault(
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="conversation, tool_agent_data"):
+    with pytest.raises(ConfigError, match="conversation, mini_swe_agent_data, tool_agent_data"):
         make("no_such")

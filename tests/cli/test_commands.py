@@ -24,6 +24,7 @@ from psrl.types import (
     Role,
     Score,
     Step,
+    Submission,
     Task,
     TaskUid,
     Timings,
@@ -180,7 +181,9 @@ def run(tmp_path):
         Message(role=Role.ASSISTANT, content="[bold]It is[/bold] \\boxed{5}."),
     )
     task = Task(uid=TaskUid("train-0-7"), prompt=messages[:1], data_source="arithmetic", ground_truth="5")
-    result = LoopResult(outcome=Outcome.FINISHED, trajectories=(trajectory,), messages=messages, turn_texts=("call", "It is \\boxed{5}."))
+    handed_in = Submission(exit_status="Submitted", patch="--- a/[red]x[/red]\n" + "+" * 20_000, text="my words")
+    texts = ("call", "It is \\boxed{5}.")
+    result = LoopResult(outcome=Outcome.FINISHED, trajectories=(trajectory,), messages=messages, turn_texts=texts, submission=handed_in)
     ticket = EpisodeTicket(uid=EpisodeUid("e-1"), group=GroupUid("g-1"), admitted_version=PolicyVersion(3), seed=1)
     writer = TrajectoryWriter(folder.trajectories)
     episode = Episode(ticket=ticket, task=task, result=result, score=Score(reward=1.0, accuracy=1.0), timings=Timings())
@@ -201,6 +204,14 @@ def test_view_shows_an_episode_with_messages_tokens_and_reward(run, capsys):
     printed = capsys.readouterr().out
     for words in ("What is 2+3?", "code_interpreter(code=2+3)", "[bold]It is[/bold]", "<user>2+3<call>2+3;<5>It is 5.", "reward 1"):
         assert words in printed
+
+
+def test_view_shows_what_an_agent_handed_in_as_plain_text_and_cuts_it(run, capsys):
+    assert run_psrl("view", run, "--episode", 0) == 0
+    printed = capsys.readouterr().out
+    for words in ("submission: Submitted", "--- a/[red]x[/red]", "characters left out", "my words"):
+        assert words in printed
+    assert printed.count("+") < 7000
 
 
 def test_view_colours_sampled_tokens_otherwise_than_observed_ones(run):

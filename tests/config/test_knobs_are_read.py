@@ -11,8 +11,6 @@ REFUSED_UNLESS_DEFAULT = {
     "data.return_raw_chat": "verl's switch, kept for its users' files: false is refused",
     "psrl.ps_mode": "has one choice in this version",
     "psrl.staleness": "has one value in this version",
-    "gen_actor_rollout_ref.rollout.agent.agent_loop_config_path": "for black-box agents, which this version does not run",
-    "train_actor_rollout_ref.rollout.agent.agent_loop_config_path": "for black-box agents, which this version does not run",
 }
 """Settings of which only one value passes the checks, so that nothing can depend on them."""
 

@@ -16,6 +16,7 @@ from psrl.telemetry.report_episodes import chosen_episodes, logprob_level
 from psrl.telemetry.run_folder import RunFolder
 from psrl.telemetry.trackers import TrackedRun, open_metric_log
 from psrl.telemetry.trajectories import EpisodeRecord, TrajectoryWriter
+from psrl.types import Submission
 
 HOSTILE = "</pre></title><script>alert(1)</script><img src=x onerror=alert(2)>\" onmouseover='alert(3)' ${x} $title \x00\u202e\ud800"
 VOID = {"meta", "img", "br"}
@@ -71,9 +72,9 @@ def run_of(root, recipe, episode_of, *, text="What is 2+3?", with_tool=True, pie
             step=step,
         )
         for index, reward in enumerate((1.0, -1.0)):
-            episode = episode_of(
-                f"train-{step}-{index}", text=text, arguments={"code": text}, reward=reward, accuracy=float(reward > 0), error=text
-            )
+            uid, judged = f"train-{step}-{index}", {"reward": reward, "accuracy": float(reward > 0)}
+            handed_in = Submission(exit_status=text, patch=text, text=text)
+            episode = episode_of(uid, text=text, arguments={"code": text}, error=text, submission=handed_in, **judged)
             writer.write(episode, step=step, pieces=[[text, *"abcdefgh"]] if pieces else ())
     log.log({names.VAL_GREEDY_ACCURACY: 0.975, names.VAL_MEAN_AT_N_ACCURACY: 0.9375, names.VAL_SECONDS: 11.0}, step=5)
     log.close()

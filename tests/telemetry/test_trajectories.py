@@ -6,7 +6,7 @@ import orjson
 import pytest
 
 from psrl.telemetry.trajectories import TrajectoryWriter, read_trajectories
-from psrl.types import Outcome
+from psrl.types import Outcome, Submission
 
 
 def written(folder, *episodes, pieces=()):
@@ -57,6 +57,15 @@ def test_whatever_a_policy_writes_into_a_call_comes_back(tmp_path, episode_of, v
     first, second = read_trajectories(tmp_path / "train.jsonl")
     assert first.episode.result.messages[2].tool_calls[0].arguments == {"code": value}
     assert second.step == 2
+
+
+@pytest.mark.parametrize("text", ["", "diff --git a/x b/x\n", "\ud800 lone", "\x00\x1b[2J\r\n\ufffd"])
+def test_what_an_agent_handed_in_comes_back(tmp_path, episode_of, text):
+    submission = Submission(exit_status="LimitsExceeded", patch=text, text=text)
+    written(tmp_path, episode_of(submission=submission), episode_of())
+    first, second = read_trajectories(tmp_path / "train.jsonl")
+    assert (first.episode.result.submission, second.episode.result.submission) == (submission, None)
+    assert not first.episode.result.submission.is_submitted
 
 
 def test_an_episode_without_reward_and_tokens_is_kept_too(tmp_path, episode_of):
