@@ -132,9 +132,7 @@ class MiniSWEAgentLoopV1(SessionAgentLoop):
             closed = await failure_or(within(environment.close(), timeout_s=CLOSE_TIMEOUT_S, what="stopping the sandbox"))
         return end if closed is None else with_failure(end, closed)
 
-    async def _play_in(
-        self, environment: MiniSweEnvironment, conversation: Conversation, task: Task, address: SessionAddress
-    ) -> AgentEnd:
+    async def _play_in(self, environment: MiniSweEnvironment, conversation: Conversation, task: Task, address: SessionAddress) -> AgentEnd:
         made = await failure_or(self._made_ready(environment, task, conversation))
         if isinstance(made, Failure):
             return AgentEnd(outcome=Outcome.INFRA_ERROR, error=made.error, counts=_counts(conversation, made))

@@ -130,7 +130,9 @@ class SessionAgentLoop(AgentLoop):
         if isinstance(returned, AgentEnd):
             return returned
         numbers = returned.items() if isinstance(returned, Mapping) else ()
-        return AgentEnd(counts={f"agent/{name}": float(value) for name, value in numbers if isinstance(value, Real) and math.isfinite(value)})
+        return AgentEnd(
+            counts={f"agent/{name}": float(value) for name, value in numbers if isinstance(value, Real) and math.isfinite(value)}
+        )
 
     def _result(self, task: Task, end: AgentEnd | Failure, record: SessionRecord | Failure, *, total_s: float, is_left: bool) -> LoopResult:
         outcome, why = _outcome_of(end, record, self._limits.episode_timeout_s)

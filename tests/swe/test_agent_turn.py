@@ -70,9 +70,7 @@ CALLS = st.lists(
 
 @given(calls=CALLS)
 def test_tool_calls_are_read_as_mini_swe_agent_reads_them(theirs, calls):
-    openai = [
-        SimpleNamespace(id=call.id, function=SimpleNamespace(name=call.name, arguments=json.dumps(call.arguments))) for call in calls
-    ]
+    openai = [SimpleNamespace(id=call.id, function=SimpleNamespace(name=call.name, arguments=json.dumps(call.arguments))) for call in calls]
     parsed = ParsedTurn(content="", reasoning=None, calls=tuple(calls), text="")
     action = read_turn(parsed, settings_of("litellm"), finish_reason="tool_calls")
     expected = expected_of(theirs, theirs.calls, openai, template_kwargs={"finish_reason": "tool_calls"})
