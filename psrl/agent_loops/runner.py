@@ -13,11 +13,10 @@ from dataclasses import replace
 
 from psrl.agent_loops.base import AgentLoop, Failure, LoopParts, build_agent_loop, failure_or
 from psrl.agent_loops.deadline import within
+from psrl.config.reward import SCORE_TIMEOUT_S
 from psrl.protocols import Scorer
 from psrl.types import Episode, EpisodeTicket, EpisodeUid, LoopResult, Outcome, Score, Task
 
-SCORE_TIMEOUT_S = 120.0
-"""Far above `reward.timeout_s`, which the scorer itself keeps: the end of waiting for a scorer that does not."""
 NO_SCORE = Score(reward=None)
 
 

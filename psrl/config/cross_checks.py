@@ -45,7 +45,7 @@ ENVIRONMENT_LOOPS = ("multi_turn_agent", "multi_turn_completion_agent")
 SHIPPED_NAMES: dict[str, tuple[str, ...]] = {
     "algorithm.adv_estimator": ("grpo",),
     "train_actor_rollout_ref.actor.policy_loss": ("ppo_clip",),
-    "reward.name": ("custom", "environment", "math_answer", "retool"),
+    "reward.name": ("custom", "environment", "execution", "math_answer", "retool"),
     "trainer.logger": ("console", "jsonl", "tensorboard", "trackio", "wandb"),
     **{
         f"{rollout}.{key}": names
@@ -258,6 +258,12 @@ def _check_reward(config: Config) -> None:
     if reward.name != "custom":
         keys = ["custom_reward_function.path", "custom_reward_function.name"]
         _refuse_dead(config, keys, because=f"reward.name={reward.name}", fix="set reward.name=custom")
+    if reward.name == "execution":
+        fix = "set reward.execution.timeout_s"
+        _refuse_dead(config, ["reward.timeout_s"], because="reward.name=execution has its own limit", fix=fix)
+    else:
+        keys = [leaf for leaf in DEFAULTS if leaf.startswith("reward.execution.")]
+        _refuse_dead(config, keys, because=f"reward.name={reward.name}", fix="set reward.name=execution")
     buffer, key = reward.overlong_buffer, "reward.overlong_buffer"
     if not buffer.enable:
         keys = [f"{key}.{leaf.key}" for leaf in leaves_of(type(buffer)) if leaf.key != "enable"]

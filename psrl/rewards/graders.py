@@ -22,7 +22,8 @@ from psrl.rewards.grading_worker import HEADER
 STARTUP_TIMEOUT_S = 60.0
 """Importing a checker on a busy machine; not part of a grading's deadline."""
 REAP_TIMEOUT_S = 10.0
-MAX_ANSWER_BYTES = 2**20
+MAX_ANSWER_BYTES = 2**24
+"""The names of all tests of a large project come in one answer."""
 
 
 class GraderLoadError(RewardError):

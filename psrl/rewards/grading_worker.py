@@ -30,12 +30,12 @@ Grade = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def main(argv: list[str]) -> None:
-    """`math`, or `custom FILE FUNCTION`."""
+    """`math`, `test_log`, or `custom FILE FUNCTION`."""
     _die_with_parent()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     try:
-        grade = _math_grader() if argv[0] == "math" else _custom_grader(Path(argv[1]), argv[2])
+        grade = KINDS[argv[0]](*argv[1:])
     except Exception as error:  # noqa: BLE001  (named in tests/test_limits.py)
         _answer(answers, {"error": f"{type(error).__name__}: {error}"})
         return
@@ -111,6 +111,20 @@ def _custom_reply(returned: Any) -> dict[str, Any]:
     rest = {str(name): value for name, value in values.items() if name != "score"}
     parts = {name: float(value) for name, value in rest.items() if isinstance(value, bool | int | float) and math.isfinite(value)}
     return {"score": score, "parts": parts}
+
+
+def _test_log_grader() -> Grade:
+    from psrl.rewards.suite_logs import load_parsers, read_log
+
+    parsers = load_parsers()
+    return lambda request: read_log(parsers, request)
+
+
+KINDS: dict[str, Callable[..., Grade]] = {
+    "math": _math_grader,
+    "test_log": _test_log_grader,
+    "custom": lambda path, name: _custom_grader(Path(path), name),
+}
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ def build_scorer(parts: ScorerParts) -> EpisodeScorer:
         ConfigError: No such scorer, or settings that contradict each other.
     """
     import psrl.rewards.custom
+    import psrl.rewards.execution_scorer
     import psrl.rewards.math_scorer
     import psrl.rewards.retool  # noqa: F401  (each registers itself)
 

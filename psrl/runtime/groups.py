@@ -173,7 +173,9 @@ class AgentWorker:
             agent_sampling=AgentSampling(self._settings.rollout_gateway.agent_sampling),
         )
         assert self._scorer is not None, "start() comes first"
-        return EpisodePool(EpisodeRunner(parts, self._scorer), max_concurrent=rollout.agent.max_concurrent_episodes)
+        max_concurrent = rollout.agent.max_concurrent_episodes
+        score_timeout_s = self._settings.reward.score_timeout_s(max_concurrent=max_concurrent)
+        return EpisodePool(EpisodeRunner(parts, self._scorer, score_timeout_s=score_timeout_s), max_concurrent=max_concurrent)
 
     async def run_group(self, request: GroupRequest) -> GroupResult:
         """Play all members at once; returns when each has an outcome."""

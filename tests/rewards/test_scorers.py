@@ -106,5 +106,5 @@ def test_a_buffer_longer_than_the_limit_is_refused():
 
 
 def test_an_unknown_scorer_is_refused_with_the_known_names():
-    with pytest.raises(ConfigError, match="custom, environment, math_answer, retool"):
+    with pytest.raises(ConfigError, match="custom, environment, execution, math_answer, retool"):
         scorer_of(RewardConfig(name="retol"))
