@@ -1,6 +1,6 @@
 """Options that a recipe's own function takes: each keyword parameter is one, and anything else on the command line is refused.
 
-    def prepare(source, output, *, subset: int = 0, validate: bool = False)   ->   --subset N   --validate / --no-validate
+def prepare(source, output, *, subset: int = 0, validate: bool = False)   ->   --subset N   --validate / --no-validate
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def read_options(words: Sequence[str], options: Sequence[RecipeOption], *, comma
             raise ConfigError(key=option.flag, value=word, rule="is there twice", fix="leave one of them out")
         if option.kind is bool:
             if has_value:
-                raise ConfigError(key=option.flag, value=value, rule="takes no value", fix=f"write {option.flag} or --{NO}{option.flag[2:]}")
+                raise ConfigError(
+                    key=option.flag, value=value, rule="takes no value", fix=f"write {option.flag} or --{NO}{option.flag[2:]}"
+                )
             given[option.name] = is_on
             continue
         if not has_value:

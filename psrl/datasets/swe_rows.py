@@ -152,7 +152,8 @@ def _bench(raw: Mapping[str, Any], common: Mapping[str, Any], refuse: Refuse) ->
         known = f"{common['repo']} {raw.get('version')}"
         raise refuse("no_test_command", f"the row has no eval_script and log_parser, and nothing is known of {known}")
     return {
-        "image": _image(raw, refuse) or f"docker.io/swebench/sweb.eval.x86_64.{common['instance_id'].replace('__', '_1776_')}:latest".lower(),
+        "image": _image(raw, refuse)
+        or f"docker.io/swebench/sweb.eval.x86_64.{common['instance_id'].replace('__', '_1776_')}:latest".lower(),
         "gold_patch": _gold(raw, refuse),
         "test_patch": test_patch,
         "test_paths": test_paths,
