@@ -1,0 +1,203 @@
+"""`psrl eval --model URL`: the recipe's agent at somebody else's endpoint; gold resolves all, null none."""
+
+import importlib.util
+import json
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from recipes.swe_task_folders import write_task
+from runtime.chat_endpoint import chat_endpoint
+
+from psrl.cli.main import main
+from psrl.recipes.swe.prepare import write_problems
+from psrl.recipes.swe.task_folders import read_task_folder
+
+RECIPE = """
+defaults: [/swe/config@_global_, _self_]
+data: {{train_files: [{folder}/nowhere.jsonl], val_files: [{folder}/problems.jsonl]}}
+sandbox: {{backend: bubblewrap, packages: [pytest], wall_s: 20}}
+psrl: {{max_episode_retries: 1}}
+trainer: {{default_local_dir: {folder}/runs}}
+"""
+OTHER_LOOP = [
+    f"train_actor_rollout_ref.rollout.{each}"
+    for each in (
+        "agent.default_agent_loop=generate_only_agent",
+        "agent.agent_loop_config_path=null",
+        "multi_turn.enable=false",
+        "multi_turn.max_turns=1",
+        "multi_turn.max_tokens_per_turn=0",
+    )
+]
+SUBMIT = "```bash\necho COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT\n```"
+
+
+@pytest.fixture
+def problems(tmp_path):
+    """Three problems, and the recipe that plays them."""
+    made = []
+    tests = {"fail_to_pass": ("tests/test_sums.py::test_sum",), "pass_to_pass": ("tests/test_sums.py::test_nothing",)}
+    for name, repo in (("first", "mine"), ("second", "mine"), ("third", "other")):
+        statement = f"Problem {name}: total(2, 3) gives -1, not 5."
+        read = read_task_folder(write_task(tmp_path / "tasks", name, statement=statement))
+        made.append(replace(read, repo=repo, **tests))
+    write_problems(tmp_path / "problems.jsonl", made, {problem.instance_id: "tasks" for problem in made})
+    (tmp_path / "mine.yaml").write_text(RECIPE.format(folder=tmp_path))
+    return made
+
+
+def gold(problems, *, but=()):
+    """An agent that knows the mend of every problem but some."""
+
+    def answer(body):
+        messages = body["messages"]
+        problem = next(each for each in problems if each.statement in messages[1]["content"])
+        if len(messages) > 2 or problem.instance_id in but:
+            return f"It is mended.\n\n{SUBMIT}"
+        return f"I know this one.\n\n```bash\ngit apply - <<'END_OF_MEND'\n{problem.gold_patch}END_OF_MEND\n```"
+
+    return answer
+
+
+def evaluate(tmp_path, url, *more):
+    with pytest.raises(SystemExit) as info:
+        main(["eval", str(tmp_path / "mine.yaml"), "--model", url, *more])
+    return info.value.code
+
+
+def run_folder(tmp_path):
+    (folder,) = (tmp_path / "runs" / "mine").iterdir()
+    return folder
+
+
+def test_a_gold_agent_resolves_everything_and_its_patches_are_predictions_that_swebench_reads(tmp_path, problems, capsys):
+    with chat_endpoint(gold(problems), models=["org/teacher"]) as (url, requests):
+        assert evaluate(tmp_path, f"{url}/v1") == 0
+    printed = capsys.readouterr().out
+    assert "resolved 3 of 3: 100.0% (95% confidence interval 43.9% to 100.0%, Wilson)" in printed  # 3 / (3 + 1.96²) = 0.4385
+    assert "played 3/3" in printed and "outcomes" in printed and "finished 3" in printed and "Submitted 3" in printed
+    assert {body["model"] for body in requests} == {"org/teacher"}
+    folder = run_folder(tmp_path)
+    predictions = predictions_as_swebench_reads_them(folder / "predictions.json")
+    assert {each["instance_id"]: each["model_name_or_path"] for each in predictions} == dict.fromkeys(
+        ("first", "second", "third"), "org/teacher"
+    )
+    assert all("+    return a + b" in each["model_patch"] for each in predictions)
+    results = {each["instance_id"]: each for each in json.loads((folder / "results.json").read_text())}
+    assert results["third"]["repo"] == "other" and results["third"]["is_resolved"] and results["third"]["num_turns"] == 2
+    assert len((folder / "trajectories" / "val.jsonl").read_text().splitlines()) == 3
+    assert [child.name() for child in psutil.Process().children(recursive=True) if "bwrap" in child.name()] == []
+
+
+def predictions_as_swebench_reads_them(path):
+    """Through the released package's own loader, which needs none of what else the package imports."""
+    origin = Path(importlib.util.find_spec("swebench").origin).parent / "harness" / "utils.py"
+    text = origin.read_text()
+    start = text.index("def get_predictions_from_file(")
+    space = {"json": json}
+    exec(text[start : text.index("\ndef ", start + 1)], space)
+    return space["get_predictions_from_file"](str(path), "SWE-bench/SWE-bench_Verified", "test")
+
+
+def test_a_null_agent_resolves_nothing_also_at_an_endpoint_without_a_list_of_models(tmp_path, problems, capsys):
+    with chat_endpoint(lambda body: SUBMIT, models=None) as (url, _):
+        assert evaluate(tmp_path, url, "--model-name", "policy") == 0
+    assert "resolved 0 of 3: 0.0% (95% confidence interval 0.0% to 56.1%, Wilson)" in capsys.readouterr().out
+    predictions = json.loads((run_folder(tmp_path) / "predictions.json").read_text())
+    assert {each["model_patch"] for each in predictions.values()} == {""}
+
+
+def test_by_repository_and_by_outcome_a_mixed_agent_is_told_apart(tmp_path, problems, capsys):
+    with chat_endpoint(gold(problems, but=["first"]), models=["mixed", "other"]) as (url, _):
+        assert evaluate(tmp_path, url, "--model-name", "mixed") == 0
+    printed = capsys.readouterr().out
+    assert "resolved 2 of 3" in printed
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["mine", "1", "2"] in rows and ["other", "1", "1"] in rows
+
+
+def test_an_endpoint_that_fails_is_no_fault_of_the_model_s(tmp_path, problems, capsys):
+    with chat_endpoint(gold(problems), status=500) as (url, requests):
+        assert evaluate(tmp_path, url, "data.val_max_samples=1") == 0
+    printed = capsys.readouterr().out
+    assert "resolved 0 of 1" in printed and "infra_error 1" in printed
+    (result,) = json.loads((run_folder(tmp_path) / "results.json").read_text())
+    assert result["reward"] is None and "InternalServerError" in result["error"]
+    assert len(requests) >= 2  # played again once, as psrl.max_episode_retries says
+
+
+def test_an_interrupt_ends_the_evaluation_and_keeps_what_was_played(tmp_path, problems):
+    is_asked, may_answer = threading.Event(), threading.Event()
+
+    def answer(body):
+        if problems[0].statement in body["messages"][1]["content"]:
+            return SUBMIT
+        is_asked.set()
+        may_answer.wait(30)
+        return SUBMIT
+
+    with chat_endpoint(answer) as (url, _):
+        words = ["eval", tmp_path / "mine.yaml", "--model", url, "train_actor_rollout_ref.rollout.agent.max_concurrent_episodes=1"]
+        words += ["gen_actor_rollout_ref.rollout.agent.max_concurrent_episodes=1"]
+        command = [sys.executable, "-m", "psrl", *map(str, words)]
+        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert is_asked.wait(60)
+        program.send_signal(signal.SIGINT)
+        printed, _ = program.communicate(timeout=60)
+        may_answer.set()
+    assert program.returncode == 0
+    assert "resolved 0 of 1" in printed and "stopped early" in printed and "True" in printed
+    assert list(json.loads((run_folder(tmp_path) / "predictions.json").read_text())) == ["first"]
+
+
+def test_the_key_comes_from_the_variable_that_is_named(tmp_path, problems, monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", "secret-123")
+    with chat_endpoint(lambda body: SUBMIT, key="secret-123") as (url, requests):
+        assert evaluate(tmp_path, url, "--api-key-env", "MY_KEY", "data.val_max_samples=1") == 0
+        assert len(requests) == 1
+        monkeypatch.setenv("MY_KEY", "wrong")
+        assert evaluate(tmp_path, url, "--api-key-env", "MY_KEY") == 2
+    assert "refuses the key (401)" in capsys.readouterr().err
+    written = "".join(path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*") if path.is_file())
+    assert "secret-123" not in written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["http://127.0.0.1:9/v1"], ["--model", "does not answer at http://127.0.0.1:9/v1/models"]),
+        (["http:///nothing"], ["is no address of an API"]),
+        (["http://127.0.0.1:9", "--api-key-env", "NOT_SET_ANYWHERE"], ["NOT_SET_ANYWHERE", "is not set in the environment"]),
+        (["/some/folder", "--model-name", "x"], ["--model-name", "--model is no URL"]),
+        (["http://127.0.0.1:9", *OTHER_LOOP], ["the loop generate_only_agent needs", "mini_swe_agent"]),
+    ],
+    ids=["nobody there", "no host", "no such variable", "a folder has no name", "a loop that samples itself"],
+)
+def test_what_cannot_be_evaluated_is_refused_before_anything_is_played(tmp_path, problems, capsys, arguments, words):
+    assert evaluate(tmp_path, *arguments) == 2
+    printed = capsys.readouterr().err
+    assert [word for word in words if word not in printed] == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_rows_of_another_kind_than_the_agent_s_are_refused(tmp_path, problems, capsys):
+    others = [replace(problem, task_kind="swe_tiny") for problem in problems]
+    write_problems(tmp_path / "problems.jsonl", others, {problem.instance_id: "tasks" for problem in problems})
+    with chat_endpoint(lambda body: SUBMIT) as (url, requests):
+        assert evaluate(tmp_path, url) == 2
+    assert "task_kind of val-0-0 (first) = 'swe_tiny'" in capsys.readouterr().err
+    assert requests == []
+
+
+def test_the_model_s_name_must_be_given_where_there_are_several_and_be_one_of_them(tmp_path, problems, capsys):
+    with chat_endpoint(lambda body: SUBMIT, models=["a", "b"]) as (url, _):
+        assert evaluate(tmp_path, url) == 2
+        assert "has 2 models" in capsys.readouterr().err
+        assert evaluate(tmp_path, url, "--model-name", "c") == 2
+        assert "is no model of the endpoint, which has a, b" in capsys.readouterr().err
