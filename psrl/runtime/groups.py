@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from psrl.agent_loops.base import LoopParts
 from psrl.agent_loops.runner import EpisodePool, EpisodeRunner
 from psrl.chat.renderer import load_renderer
+from psrl.config.agent_checks import plays_mini_swe
 from psrl.config.model import ModelConfig
 from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
 from psrl.config.rollout import RolloutConfig
@@ -145,6 +146,8 @@ class AgentWorker:
             self._is_runner_used = True
             await self._program_runner.preflight()
             self._tools = load_tools(tool_path, program_runner=self._program_runner)
+        if any(plays_mini_swe(rollout) for rollout in (s.gen_rollout, s.val_rollout)):
+            await self._sandboxes.preflight()
         await self._scorer.self_test()
 
     async def connect(self, endpoints: Endpoints) -> None:
