@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
+from weakref import WeakValueDictionary
 
 from psrl.config.reward import ExecutionConfig
 from psrl.errors import EnvironmentFault, RewardError, SandboxError
@@ -64,6 +65,7 @@ class ProjectGrader:
         self._limits = limits_of(settings)
         self._places = asyncio.Semaphore(num_concurrent)
         self._verdicts: OrderedDict[bytes, GradeReport] = OrderedDict()
+        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()  # a group's equal patches wait for one verdict
         self._parsers = LogParsers(num_processes=num_concurrent, timeout_s=COMMAND_WALL_S)
 
     async def grade(self, problem: SweProblem, patch: str) -> GradeReport:
@@ -79,16 +81,17 @@ class ProjectGrader:
         except PatchRefusedError as error:
             return refused(problem, error.cause, error.detail)
         key = blake2b(repr(problem).encode("utf-8", "replace") + b"\0" + checked.content).digest()
-        if key in self._verdicts:
-            self._verdicts.move_to_end(key)
-            return self._verdicts[key]
-        required = (*problem.fail_to_pass, *problem.pass_to_pass)
-        try:
-            report = judge(problem, await self._run(problem, checked, targets_of(problem, required)))
-        except PatchRefusedError as error:
-            report = refused(problem, error.cause, error.detail)
-        self._keep(key, report)
-        return report
+        async with self._turns.setdefault(key, asyncio.Lock()):
+            if key in self._verdicts:
+                self._verdicts.move_to_end(key)
+                return self._verdicts[key]
+            required = (*problem.fail_to_pass, *problem.pass_to_pass)
+            try:
+                report = judge(problem, await self._run(problem, checked, targets_of(problem, required)))
+            except PatchRefusedError as error:
+                report = refused(problem, error.cause, error.detail)
+            self._keep(key, report)
+            return report
 
     async def run_tests(self, problem: SweProblem, patch: str) -> TestReport:
         """How every test of the problem ends with a patch (empty: with none); for validation, never kept.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import psrl.rewards.custom
+import psrl.rewards.execution_scorer
 import psrl.rewards.math_scorer
 import psrl.rewards.retool
 import psrl.rewards.scorer  # noqa: F401

@@ -171,6 +171,15 @@ def test_a_lost_sandbox_is_replaced_once(num_lost, cause):
         assert asyncio.run(run()).cause == cause
 
 
+def test_equal_patches_of_a_group_are_graded_once_although_they_come_at_once():
+    async def use(grader):
+        return await asyncio.gather(*(grader.grade(problem(), problem().gold_patch) for _ in range(4)))
+
+    first, *others = with_grader(use)
+    assert first.cause is GradeCause.RESOLVED
+    assert all(other is first for other in others)
+
+
 def test_a_verdict_is_kept_for_the_same_problem_and_patch_and_for_nothing_else():
     async def use(grader):
         first = await grader.grade(problem(), problem().gold_patch)
