@@ -25,7 +25,6 @@ FIX_START = (
     "sandbox.engine_url or DOCKER_HOST"
 )
 FIX_PERMISSION = "let this user talk to it (`usermod -aG docker USER`, then log in again), or set sandbox.engine_url to a rootless Engine"
-NUM_POOLED = 4 * NUM_THREADS
 
 Answer = TypeVar("Answer")
 
@@ -93,7 +92,7 @@ def connected(url: str | None, *, timeout_s: float) -> APIClient:
     except ImportError as error:
         raise SandboxUnavailableError(f"the Docker SDK cannot be imported ({error}). Fix: {FIX_SDK}") from error
     try:
-        client = docker.APIClient(base_url=url, timeout=timeout_s, max_pool_size=NUM_POOLED)
+        client = docker.APIClient(base_url=url, timeout=timeout_s)
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         cause = cause_of(error)
         is_refused = isinstance(cause, PermissionError)
@@ -102,6 +101,8 @@ def connected(url: str | None, *, timeout_s: float) -> APIClient:
             f"this user may not talk to the Docker Engine at {where}" if is_refused else f"no Docker Engine answers at {where} ({cause})"
         )
         raise SandboxUnavailableError(f"{words}. Fix: {FIX_PERMISSION if is_refused else FIX_START}") from error
+    # The SDK keeps a connection for each of its last addresses, and each container has its own: none would be used again.
+    client.headers["Connection"] = "close"
     if client.base_url != "http+docker://localhost" and not client.base_url.startswith("http://"):
         client.close()
         raise SandboxUnavailableError(

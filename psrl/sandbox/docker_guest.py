@@ -14,6 +14,7 @@ import os
 import shlex
 import socket
 import struct
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from psrl.errors import SandboxError
@@ -82,12 +83,17 @@ def started(client: APIClient, options: dict[str, Any]) -> socket.socket:
     """Create the container, attach to it, start it; the stream. Blocks: for a thread."""
     name = options["name"]
     client.create_container(**options)
-    attached = client.attach_socket(name, params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1})
-    try:
-        # The SDK's object belongs to its pool of connections, and has a read timeout of its own.
-        stream = socket.socket(fileno=os.dup(attached.fileno()))
-    finally:
-        attached.close()
+    # As the SDK's `attach_socket`, whose connection stays open until the garbage collector finds it.
+    with client.post(
+        f"{client.base_url}/v{client.api_version}/containers/{name}/attach",
+        params={"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1},
+        headers={"Connection": "Upgrade", "Upgrade": "tcp"},
+        stream=True,
+        timeout=client.timeout,
+    ) as answer:
+        if answer.status_code not in (HTTPStatus.SWITCHING_PROTOCOLS, HTTPStatus.OK):
+            raise EngineRefusal(f"the Docker Engine did not attach to {name}: {answer.text[:MAX_WORDS]}", status=answer.status_code)
+        stream = socket.socket(fileno=os.dup(answer.raw.fileno()))
     is_started = False
     try:
         client.start(name)
