@@ -346,7 +346,7 @@ class Reporter:
         changed = self._machinery.changed(is_inside_test=is_inside_test)
         if changed:
             self._alarm(changed)
-        hooks = config.hook
+        hooks = config.pluginmanager.hook
         for name in DECIDING_HOOKS:
             for implementation in getattr(hooks, name).get_hookimpls():
                 code = getattr(implementation.function, "__code__", None)
