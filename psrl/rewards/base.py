@@ -53,6 +53,8 @@ class ScorerParts:
     custom: CustomRewardFunctionConfig = field(default_factory=CustomRewardFunctionConfig)
     sandboxes: Sandboxes
     """Where what an agent wrote is run to be judged; fresh ones, never those of its episode."""
+    allow_network: bool = False
+    """Whether a project that asks for the network gets it: `sandbox.allow_network`."""
 
 
 scorers: Registry[Callable[[ScorerParts], EpisodeScorer]] = Registry("scorer", key="reward.name")

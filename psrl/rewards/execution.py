@@ -58,11 +58,18 @@ fi
 class ProjectGrader:
     """Grades patches, some at once, each in a sandbox of its own. Lives in one event loop."""
 
-    def __init__(self, sandboxes: Sandboxes, settings: ExecutionConfig, *, num_concurrent: int = 1) -> None:
-        """`settings` are `reward.execution`; at most `num_concurrent` gradings run at once, further ones wait."""
+    def __init__(self, sandboxes: Sandboxes, settings: ExecutionConfig, *, num_concurrent: int = 1, allow_network: bool = False) -> None:
+        """At most `num_concurrent` gradings run at once, further ones wait.
+
+        Args:
+            sandboxes: Where.
+            settings: `reward.execution`.
+            num_concurrent: See above.
+            allow_network: Of the run: without it no row gets the network, whatever it asks for.
+        """
         self._sandboxes = sandboxes
         self._settings = settings
-        self._limits = limits_of(settings)
+        self._limits = replace(limits_of(settings), allow_network=allow_network)
         self._places = asyncio.Semaphore(num_concurrent)
         self._verdicts: OrderedDict[bytes, GradeReport] = OrderedDict()
         self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()  # a group's equal patches wait for one verdict
@@ -133,8 +140,7 @@ class ProjectGrader:
     async def _run_once(self, problem: SweProblem, patch: CheckedPatch | None, targets: tuple[str, ...]) -> TestReport:
         seconds: dict[str, float] = {}
         mark = _stopwatch(seconds)
-        limits = replace(self._limits, allow_network=problem.allow_network)
-        sandbox = self._sandboxes.make(sandbox_spec(problem, limits))
+        sandbox = self._sandboxes.make(sandbox_spec(problem, self._limits))
         try:
             await sandbox.start()
             mark("sandbox")
@@ -218,7 +224,6 @@ class ProjectGrader:
             wall_s=problem.timeout_s + RUNNER_GRACE_S,
             cpu_s=2 * problem.timeout_s + RUNNER_GRACE_S,
             output_bytes=ANSWER_BYTES,
-            allow_network=problem.allow_network,
         )
         ended = await sandbox.run(run_script(), stdin=order.content, limits=limits)
         return read_answer(ended, order)
@@ -230,7 +235,6 @@ class ProjectGrader:
             wall_s=problem.timeout_s,
             cpu_s=4 * problem.timeout_s,
             output_bytes=LOG_BYTES,
-            allow_network=problem.allow_network,
         )
         ended = await sandbox.run(["bash", "-c", f"exec 2>&1\n{problem.test_command}"], limits=limits)
         return await self._parsers.read(problem, ended)

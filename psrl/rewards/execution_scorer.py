@@ -105,7 +105,9 @@ class ExecutionScorer(EpisodeScorer):
     def __init__(self, parts: ScorerParts) -> None:
         """Sandboxes are made when a patch is graded."""
         self._settings: ExecutionConfig = parts.reward.execution
-        self._grader = ProjectGrader(parts.sandboxes, self._settings, num_concurrent=parts.reward.num_processes)
+        self._grader = ProjectGrader(
+            parts.sandboxes, self._settings, num_concurrent=parts.reward.num_processes, allow_network=parts.allow_network
+        )
 
     async def judge(self, task: Task, result: LoopResult) -> Score:
         """An episode without a submission changed nothing; one that was cut at a limit is judged by the patch that it left.

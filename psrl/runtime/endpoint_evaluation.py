@@ -124,7 +124,13 @@ class EndpointEvaluation:
         """Play them all; the sandboxes are gone afterwards, however it ends."""
         config, rollout = self._config, self._rollout
         sandboxes = BackendSandboxes(config.sandbox)
-        scorer = build_scorer(ScorerParts(reward=config.reward, custom=config.custom_reward_function, sandboxes=sandboxes))
+        scorer_parts = ScorerParts(
+            reward=config.reward,
+            custom=config.custom_reward_function,
+            sandboxes=sandboxes,
+            allow_network=config.sandbox.allow_network,
+        )
+        scorer = build_scorer(scorer_parts)
         max_concurrent = rollout.agent.max_concurrent_episodes
         parts = LoopParts(
             renderer=cast(Any, NotHere("renderer")),

@@ -140,7 +140,10 @@ class AgentWorker:
             tool_format=s.gen_rollout.multi_turn.format,
             history_thinking=s.model.history_thinking,
         )
-        self._scorer = build_scorer(ScorerParts(reward=s.reward, custom=s.custom_reward_function, sandboxes=self._sandboxes))
+        scorer_parts = ScorerParts(
+            reward=s.reward, custom=s.custom_reward_function, sandboxes=self._sandboxes, allow_network=s.sandbox.allow_network
+        )
+        self._scorer = build_scorer(scorer_parts)
         tool_path = s.gen_rollout.multi_turn.tool_config_path
         if tool_path is not None:
             self._is_runner_used = True

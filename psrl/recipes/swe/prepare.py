@@ -255,7 +255,8 @@ async def _grading(backend: str, num_at_once: int) -> AsyncIterator[Grader]:
     else:
         await sandboxes.preflight()
     settings = ExecutionConfig(timeout_s=GRADING_TIMEOUT_S, memory_mb=4096, num_processes=512, disk_mb=4096, cache_size=0)
-    grader = ProjectGrader(sandboxes, settings, num_concurrent=num_at_once)
+    # Problems ask for the network only where --allow-network was given.
+    grader = ProjectGrader(sandboxes, settings, num_concurrent=num_at_once, allow_network=True)
     try:
         yield grader
     finally:
