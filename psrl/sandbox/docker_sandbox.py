@@ -32,6 +32,8 @@ SHM_BYTES = 64 * 2**20
 CHECK_DISK_EVERY_S = 0.5
 CHECK_DISK_SHARE = 0.05
 """Of the time at most goes into measuring, which takes longer the more files were written."""
+READONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger", "/proc/1")
+"""Those of every container, and the guest's own."""
 BOUNDED_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
 
 
@@ -166,6 +168,7 @@ def container_options(settings: SandboxConfig, spec: SandboxSpec, image: str) ->
     host = HostConfig(
         version="1.41",
         auto_remove=True,
+        init=False,
         cap_drop=["ALL"],
         security_opt=["no-new-privileges"],
         network_mode="bridge" if limits.allow_network else "none",
@@ -178,6 +181,8 @@ def container_options(settings: SandboxConfig, spec: SandboxSpec, image: str) ->
         tmpfs={folder: f"rw,exec,nosuid,nodev,mode=1777,size={limits.disk_bytes}" for folder in folders},
         log_config=LogConfig(type="none"),
     )
+    # Else a program that is root could have the kernel end the guest before itself, through /proc/1/oom_score_adj.
+    host["ReadonlyPaths"] = list(READONLY_PATHS)
     return {
         "image": image,
         "entrypoint": guest_argv(spec.workdir, (*folders, "/dev/shm") if is_bounded else ()),

@@ -2,7 +2,8 @@
 
 Runs as a script, on the standard library alone (Python 3.9 or newer). As `isolated` or `container` it is pid 1 of its own pid
 namespace: the kernel then drops every signal that a program inside sends to it, and `kill(-1)` from here reaches every process
-there is. Being undumpable, it can be neither traced nor read through /proc. Each call gets its own session, pipes, limits
+there is. Being undumpable, it can be neither traced nor read through /proc, and `guest_filter.py` refuses programs the calls that would
+change its limits. Each call gets its own session, pipes, limits
 and no descriptor of the control stream, so a program can print what looks like an answer but never send one.
 
 Invariant: when an answer is sent, no process of the call is left. Frames: two big-endian uint32 (length of a JSON
@@ -30,6 +31,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from guest_filter import guest_filter, protect
 from guest_kernel import LIBC, num_files, num_oom_kills, pidfd_of, posture, private_bytes, tree_of_calls
 from guest_output import Collector
 
@@ -65,6 +67,7 @@ class Guest:
         self._work = work
         self._scratch = scratch
         self._run_program = run_program
+        self._filter = guest_filter(os.getpid()) if self._is_isolated else None
         self._posture = posture()
 
     def serve(self) -> None:
@@ -78,10 +81,14 @@ class Guest:
             request, payload = received
             if request["op"] == "end":  # for a program that ended by itself meanwhile
                 continue
+            is_call = request["op"] in ("program", "command")
             try:
                 answers[request["op"]](request, payload)
             except OSError as error:
-                self._send({"errno": error.errno or 5, "message": str(error), "is_suspect": request["op"] in ("program", "command")})
+                if is_call and self._is_tampered:
+                    self._send_tampered(request)
+                else:
+                    self._send({"errno": error.errno or 5, "message": str(error), "is_suspect": is_call})
             except ValueError as error:  # a path that no system call takes: a null byte, a lone surrogate
                 self._send({"errno": 22, "message": str(error), "is_suspect": False})
 
@@ -129,7 +136,19 @@ class Guest:
 
     # ------------------------------------------------------------ calls
 
+    @property
+    def _is_tampered(self) -> bool:
+        """Whether a program has changed the guest itself: what went wrong since is the program's own."""
+        return posture() != self._posture
+
+    def _send_tampered(self, request: dict[str, Any]) -> None:
+        is_suspect = request["op"] == "program"
+        self._send({"exit_code": None, "killed_by": "tampered", "dropped": 0, "run_s": 0.0, "stdout_size": 0, "is_suspect": is_suspect})
+
     def _call(self, request: dict[str, Any], payload: bytes) -> None:
+        if self._is_tampered:
+            self._send_tampered(request)
+            return
         limits = request["limits"]
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
@@ -160,6 +179,8 @@ class Guest:
             is_cpu = number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= limits["cpu_s"])
             killed_by = "cpu_time" if is_cpu else f"signal:{number}"
         is_suspect = request["op"] == "program" and not self._clean()
+        if self._is_tampered:
+            exit_code, killed_by = None, "tampered"
         stdout, stderr = out.kept(), err.kept()
         answer = {
             "exit_code": exit_code, "killed_by": killed_by, "dropped": out.dropped + err.dropped, "run_s": run_s,
@@ -245,7 +266,7 @@ class Guest:
 
     def _clean(self) -> bool:
         """Empty the scratch folders; False if that cannot be done or the guest was tampered with: the sandbox must be replaced."""
-        if posture() != self._posture:
+        if self._is_tampered:
             return False
         for folder in self._scratch:
             try:
@@ -267,6 +288,7 @@ class Guest:
 
     def _run_child(self, request: dict[str, Any], payload: bytes, out_write: int, err_write: int, guest_pid: int) -> None:
         """Never returns. In the fork: give up everything that is the guest's, then be the program."""
+        stderr = err_write
         try:
             stdin = os.open(os.devnull, os.O_RDONLY)
             if request["op"] == "command" and payload:
@@ -278,6 +300,7 @@ class Guest:
             os.setsid()
             for target, fd in enumerate((stdin, out_write, err_write)):
                 os.dup2(fd, target)
+            stderr = 2
             os.closerange(3, 65536)
             LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
             if not self._is_isolated:
@@ -286,6 +309,9 @@ class Guest:
                     os._exit(1)
             os.chdir(request.get("cwd") or self._work)
             self._limit(request["limits"])
+            if self._filter is not None:
+                with contextlib.suppress(OSError):  # a kernel without filters: `_is_tampered` still sees what was done
+                    protect(self._filter)
             if request["op"] == "program":
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 os._exit(self._run_program(payload.decode("utf-8", "surrogatepass")))
@@ -297,8 +323,8 @@ class Guest:
                 words = error.strerror if isinstance(error, OSError) else str(error)
                 os.write(2, f"cannot run {argv[0]}: {words}\n".encode("utf-8", "backslashreplace"))
                 os._exit(127)
-        except OSError as error:  # such as a stdin for which the disk has no room
-            os.write(err_write, f"cannot start: {error}\n".encode("utf-8", "backslashreplace"))
+        except (OSError, ValueError) as error:  # such as a stdin for which the disk has no room; ValueError: a null byte in `cwd`
+            os.write(stderr, f"cannot start: {error}\n".encode("utf-8", "backslashreplace"))
         finally:  # the fork must not go on as a second guest, whatever failed
             os._exit(1)
 

@@ -40,7 +40,7 @@ class CommandResult:
     exit_code: int | None
     """None when it was killed; then `killed_by` says why."""
     killed_by: str | None = None
-    """`wall_time`, `cpu_time`, `memory`, `output`, `processes`, `disk`, `signal:<n>`, `sandbox_lost` or None."""
+    """`wall_time`, `cpu_time`, `memory`, `output`, `processes`, `disk`, `tampered`, `signal:<n>`, `sandbox_lost` or None."""
     dropped_output_bytes: int = 0
     queue_s: float = 0.0
     run_s: float = 0.0

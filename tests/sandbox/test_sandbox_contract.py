@@ -15,6 +15,7 @@ import pytest
 from psrl.config.sandbox import SandboxConfig, engine_url_of
 from psrl.errors import ConfigError, SandboxError, SandboxUnavailableError
 from psrl.sandbox import BackendSandboxes, bubblewrap, build_sandbox, find_leftovers
+from psrl.sandbox.guest_sandbox import guest_source
 from psrl.sandbox.leftover_containers import labelled_containers
 from psrl.sandbox.reaper import labelled_processes, worker_label
 from psrl.types import SandboxLimits, SandboxSpec
@@ -91,6 +92,13 @@ def test_a_command_that_does_not_exist_exits_with_127(backend):
     result = run_argv(backend, "no-such-command")
     assert result.exit_code == 127
     assert b"no-such-command" in result.stderr
+
+
+def test_a_command_whose_folder_is_missing_exits_with_1_and_says_why(backend):
+    result = run_argv(backend, "echo", "on", cwd="/not/there")
+    assert (result.exit_code, result.stdout) == (1, b"")
+    assert b"No such file or directory: '/not/there'" in result.stderr
+    assert b"null byte" in run_argv(backend, "echo", "on", cwd="/not\0there").stderr
 
 
 @pytest.mark.parametrize(("text", "cause"), [("echo \0", b"null byte"), ("echo \ud800", b"surrogates not allowed")])
@@ -223,6 +231,60 @@ def test_a_cancelled_call_kills_its_sandbox(backend):
 
     asyncio.run(play())
     assert worker_label(RUN) not in labelled_processes().values()
+
+
+# ---------------------------------------------------------------- the guest's own limits: where there is isolation
+
+CHANGES = {
+    "files": "resource.prlimit(1, resource.RLIMIT_NOFILE, (0, 0))",
+    "processes": "resource.prlimit(1, resource.RLIMIT_NPROC, (0, 0))",
+    "cpu": "resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))",
+    "priority": "os.setpriority(os.PRIO_PROCESS, 1, 19)",
+    "group": "os.setpriority(os.PRIO_PGRP, 1, 19)",
+    "user": "os.setpriority(os.PRIO_USER, 0, 19)",
+    "cores": "os.sched_setaffinity(1, {0})",
+    "scheduler": "os.sched_setscheduler(1, os.SCHED_IDLE, os.sched_param(0))",
+    "memory": "open('/proc/1/oom_score_adj', 'w').write('1000')",
+}
+TRY_EACH = "import os, resource\n" + "".join(
+    f"try:\n    {change}\n    print('{name}')\nexcept OSError:\n    pass\n" for name, change in CHANGES.items()
+)
+"""Prints what could be changed."""
+OWN = """
+import os, resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+resource.prlimit(os.getpid(), resource.RLIMIT_NOFILE, (32, 32))
+os.setpriority(os.PRIO_PROCESS, 0, 5)
+os.setpriority(os.PRIO_PROCESS, os.getpid(), 6)
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], os.getpriority(os.PRIO_PROCESS, 0), len(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.parametrize("isolated", ["bubblewrap", "docker"])
+def test_a_program_can_change_limits_and_scheduling_of_its_own_and_nothing_of_the_guests(isolated, docker_engine):
+    async def use(sandbox):
+        tried = await sandbox.run(["python3", "-c", TRY_EACH])
+        return tried, await sandbox.run(["python3", "-c", OWN]), await sandbox.run_program(TRY_EACH), await sandbox.run_program(OWN)
+
+    for index, result in enumerate(with_sandbox(isolated, use)):
+        assert result.stderr == b""
+        assert (result.stdout, result.exit_code, result.killed_by) == ((b"", b"32 6 1\n")[index % 2], 0, None)
+
+
+def test_where_the_kernels_numbers_are_not_known_a_guest_that_was_changed_is_named_and_never_an_error(monkeypatch):
+    def source(name):
+        text = guest_source(name)
+        return text + b"\nARCHITECTURES = {}\n" if name == "guest_filter.py" else text
+
+    async def use(sandbox):
+        await sandbox.write("file", b"kept")
+        return [await sandbox.run(["python3", "-c", code]) for code in ("print(1)", f"import os, resource; {CHANGES['files']}", "print(2)")]
+
+    monkeypatch.setattr(bubblewrap, "guest_source", source)
+    results = with_sandbox("bubblewrap", use)
+    assert [(result.exit_code, result.killed_by) for result in results] == [(0, None), (None, "tampered"), (None, "tampered")]
 
 
 def test_an_unknown_backend_is_a_config_error_with_the_known_ones():
