@@ -16,43 +16,31 @@ from hashlib import blake2b
 from weakref import WeakValueDictionary
 
 from psrl.config.reward import ExecutionConfig
-from psrl.errors import EnvironmentFault, RewardError, SandboxError
+from psrl.errors import RewardError, SandboxError
 from psrl.protocols import Sandbox, Sandboxes
+from psrl.rewards.patched_project import (
+    COMMAND_WALL_S,
+    PlaceFullError,
+    apply_patch,
+    apply_test_patch,
+    put_back,
+    pytest_settings,
+    swells,
+)
 from psrl.rewards.suite_logs import LogParsers
-from psrl.swe.diffs import touched_paths
-from psrl.swe.hygiene import configures, is_mixed, is_same_test_configuration, is_test_path, shadow_of
-from psrl.swe.patch import Change, CheckedPatch, PatchRefusedError, changes_of, check_patch, encoded
-from psrl.swe.project import GIT_ENVIRONMENT, prepare_project, sandbox_spec
+from psrl.swe.patch import Change, CheckedPatch, PatchRefusedError, check_patch
+from psrl.swe.project import prepare_project, sandbox_spec
+from psrl.swe.pytest_settings import PytestSettings
 from psrl.swe.suite_run import read_answer, run_order, run_script, targets_of
 from psrl.swe.verdict import GradeCause, GradeReport, TestReport, judge, refused
-from psrl.types import CommandResult, SandboxLimits, SweProblem
+from psrl.types import SandboxLimits, SweProblem
 
-COMMAND_WALL_S = 60.0
-"""Of one command of git; a row's own limit is of its tests."""
-MAX_LISTING_BYTES = 4 * 2**20
 LOG_BYTES = 16 * 2**20
 """Of the output of a row's own test command."""
 ANSWER_BYTES = 48 * 2**20
 """Of the runner's answer."""
 RUNNER_GRACE_S = 15.0
 """Beyond the tests' own time: the runner starts, and says that they are late."""
-GIT = "git -c core.hooksPath=/dev/null -c core.attributesFile=/dev/null -c core.quotePath=true"
-APPLY_SCRIPT = f"""
-{GIT} apply --index --whitespace=nowarn - || exit 3
-exec {GIT} diff --cached --raw -z --no-renames --no-ext-diff --abbrev=40 "$1"
-"""
-RESTORE_SCRIPT = f"""
-set -e
-export GIT_LITERAL_PATHSPECS=1
-base=$1; count=$2; shift 2
-if [ "$count" -gt 0 ]; then
-  {GIT} rm -r -q -f -- "${{@:1:$count}}"
-fi
-shift "$count"
-if [ "$#" -gt 0 ]; then
-  {GIT} checkout -q "$base" -- "$@"
-fi
-"""
 
 
 class ProjectGrader:
@@ -146,79 +134,39 @@ class ProjectGrader:
             mark("sandbox")
             base = await prepare_project(sandbox, problem)
             mark("project")
-            changes = await self._apply(sandbox, patch, base) if patch is not None else ()
-            neutralised = await self._restore(sandbox, problem, base, changes)
-            await self._apply_test_patch(sandbox, problem)
+            changes = await apply_patch(sandbox, patch, base, self._limits) if patch is not None else ()
+            try:
+                neutralised = await put_back(sandbox, problem, base, changes, self._limits)
+                await apply_test_patch(sandbox, problem, self._limits)
+                pytest_said, _ = await pytest_settings(sandbox, problem, targets, self._limits)
+            except PlaceFullError as error:
+                if patch is None or not swells(patch):
+                    raise
+                raise PatchRefusedError(GradeCause.TOO_LARGE, f"it leaves no room: {error}") from error
             mark("patch")
             kept = [change for change in changes if change.path not in neutralised]
             if problem.test_command is not None:
                 report = await self._run_command(sandbox, problem)
             else:
-                report = await self._run_pytest(sandbox, problem, patch, kept, targets)
+                report = await self._run_pytest(sandbox, problem, patch, kept, targets, pytest_said)
             mark("tests")
         finally:
             await asyncio.shield(sandbox.stop())
         return replace(report, neutralised=tuple(sorted(neutralised)), seconds=seconds)
 
-    # ------------------------------------------------------------ the patch
-
-    async def _apply(self, sandbox: Sandbox, patch: CheckedPatch, base: str) -> tuple[Change, ...]:
-        limits = self._command_limits(MAX_LISTING_BYTES)
-        ended = await sandbox.run(["bash", "-c", APPLY_SCRIPT, "apply", base], stdin=patch.content, env=GIT_ENVIRONMENT, limits=limits)
-        if ended.exit_code == 3:
-            raise PatchRefusedError(GradeCause.INVALID_PATCH, f"git apply: {_words(ended.stderr)}")
-        if ended.exit_code != 0 or ended.dropped_output_bytes:
-            raise PatchRefusedError(GradeCause.TOO_LARGE, f"it cannot be applied within the limits ({ended.killed_by or ended.exit_code})")
-        changes = changes_of(ended.stdout)
-        if not changes:
-            raise PatchRefusedError(GradeCause.EMPTY_PATCH, "it changes nothing")
-        return changes
-
-    async def _restore(self, sandbox: Sandbox, problem: SweProblem, base: str, changes: tuple[Change, ...]) -> frozenset[str]:
-        """Put back what says how tests are found, run and told; the paths that were."""
-        tests = (*problem.test_paths, *(touched_paths(problem.test_patch) if problem.test_patch.strip() else ()))
-        chosen = [change for change in changes if is_test_path(change.path, tests) or configures(change.path)]
-        chosen += await self._shadows(sandbox, base, [change for change in changes if change not in chosen and change.is_new])
-        for change in changes:
-            if change not in chosen and is_mixed(change.path) and not await self._says_the_same(sandbox, base, change):
-                chosen.append(change)
-        if chosen:
-            made = [change.path for change in chosen if change.is_new]
-            changed = [change.path for change in chosen if not change.is_new]
-            argv = ["bash", "-c", RESTORE_SCRIPT, "restore", base, str(len(made)), *made, *changed]
-            _needed(await sandbox.run(argv, env=GIT_ENVIRONMENT, limits=self._command_limits()), "putting the tests back")
-        return frozenset(change.path for change in chosen)
-
-    async def _shadows(self, sandbox: Sandbox, base: str, made: list[Change]) -> list[Change]:
-        """New files at the root that would be imported in place of Python's or pytest's, where the project has none of that name."""
-        named = [(change, entry) for change in made if (entry := shadow_of(change.path)) is not None]
-        if not named:
-            return []
-        ended = await sandbox.run(["git", "ls-tree", "--name-only", "-z", base], env=GIT_ENVIRONMENT, limits=self._command_limits())
-        present = set(_needed(ended, "listing the project").stdout.decode("utf-8", "replace").split("\0"))
-        return [change for change, entry in named if entry not in present]
-
-    async def _says_the_same(self, sandbox: Sandbox, base: str, change: Change) -> bool:
-        limits = self._command_limits(MAX_LISTING_BYTES)
-        argv = ["git", "cat-file", "blob", f"{base}:{change.path}"]
-        before = b"" if change.is_new else (await sandbox.run(argv, env=GIT_ENVIRONMENT, limits=limits)).stdout
-        argv = ["git", "cat-file", "blob", f":{change.path}"]
-        after = b"" if change.mode == "000000" else (await sandbox.run(argv, env=GIT_ENVIRONMENT, limits=limits)).stdout
-        return is_same_test_configuration(change.path, before, after)
-
-    async def _apply_test_patch(self, sandbox: Sandbox, problem: SweProblem) -> None:
-        if not problem.test_patch.strip():
-            return
-        argv = ["bash", "-c", f"{GIT} apply --whitespace=nowarn -"]
-        ended = await sandbox.run(argv, stdin=encoded(problem.test_patch), env=GIT_ENVIRONMENT, limits=self._command_limits())
-        _needed(ended, f"applying the test patch of {problem.instance_id}")
-
     # ------------------------------------------------------------ the tests
 
     async def _run_pytest(
-        self, sandbox: Sandbox, problem: SweProblem, patch: CheckedPatch | None, kept: list[Change], targets: tuple[str, ...]
+        self,
+        sandbox: Sandbox,
+        problem: SweProblem,
+        patch: CheckedPatch | None,
+        kept: list[Change],
+        targets: tuple[str, ...],
+        settings: PytestSettings,
     ) -> TestReport:
-        order = run_order(problem, targets=targets, added_lines=patch.added_lines if patch is not None else {}, changes=kept)
+        added_lines = patch.added_lines if patch is not None else {}
+        order = run_order(problem, targets=targets, added_lines=added_lines, changes=kept, settings=settings)
         limits = replace(
             self._limits,
             wall_s=problem.timeout_s + RUNNER_GRACE_S,
@@ -238,9 +186,6 @@ class ProjectGrader:
         )
         ended = await sandbox.run(["bash", "-c", f"exec 2>&1\n{problem.test_command}"], limits=limits)
         return await self._parsers.read(problem, ended)
-
-    def _command_limits(self, output_bytes: int = 64 * 1024) -> SandboxLimits:
-        return replace(self._limits, wall_s=COMMAND_WALL_S, cpu_s=COMMAND_WALL_S, output_bytes=output_bytes)
 
 
 def limits_of(settings: ExecutionConfig) -> SandboxLimits:
@@ -264,14 +209,3 @@ def _stopwatch(seconds: dict[str, float]) -> Callable[[str], None]:
         seconds[part], last = now - last, now
 
     return mark
-
-
-def _needed(ended: CommandResult, what: str) -> CommandResult:
-    if ended.exit_code != 0:
-        why = ended.killed_by or f"exit code {ended.exit_code}"
-        raise EnvironmentFault(f"{what} failed ({why}): {_words(ended.stderr + ended.stdout) or 'no output'}")
-    return ended
-
-
-def _words(output: bytes) -> str:
-    return output.decode("utf-8", "replace").strip()[-500:]

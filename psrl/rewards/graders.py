@@ -32,6 +32,14 @@ class GraderLoadError(RewardError):
     is_retryable = False
 
 
+class GraderFailedError(RewardError):
+    """The checker raised on what it was asked."""
+
+
+class GraderSilentError(RewardError):
+    """The child missed its deadline, died, or answered too much on what it was asked."""
+
+
 class GraderPool:
     """Children of one kind. Lives in one event loop."""
 
@@ -48,13 +56,14 @@ class GraderPool:
         """The child's answer.
 
         Raises:
-            RewardError: It failed, died or missed the deadline.
+            GraderFailedError: The checker raised.
+            GraderSilentError: The child died or missed the deadline.
             GraderLoadError: The checker cannot be loaded.
         """
         async with self._lend() as child:
             reply = await child.ask(request, timeout_s=self._timeout_s)
         if "error" in reply:
-            raise RewardError(f"the grader failed: {reply['error']}")
+            raise GraderFailedError(f"the grader failed: {reply['error']}")
         return reply
 
     async def preload(self) -> None:
@@ -120,7 +129,10 @@ class _GradingChild:
         assert self._process.stdin is not None, "the child has no input pipe"
         body = pickle.dumps(request)
         self._process.stdin.write(HEADER.pack(len(body)) + body)
-        return await self._read_answer(timeout_s=timeout_s)
+        try:
+            return await self._read_answer(timeout_s=timeout_s)
+        except RewardError as error:
+            raise GraderSilentError(str(error)) from error
 
     async def _read_answer(self, *, timeout_s: float) -> dict[str, Any]:
         assert self._process is not None, "read before the start"

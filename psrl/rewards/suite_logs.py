@@ -8,20 +8,24 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from psrl.errors import RewardError, SandboxUnavailableError
-from psrl.rewards.graders import GraderLoadError, GraderPool
+from psrl.rewards.graders import GraderFailedError, GraderLoadError, GraderPool, GraderSilentError
 from psrl.swe.verdict import RunEnd, TestReport, TestStatus
 from psrl.types import CommandResult, SweProblem
 
 Parser = Callable[[str, Any], dict[str, str]]
 NOT_INSTALLED = "the package swebench is not installed"
-MAX_SINGLE_LINES = 50_000
+MAX_NAMING_LINES = 50_000
+"""Different lines that name required tests, and NAMED_PER_TEST of each: honest logs name a test a few times."""
+NAMED_PER_TEST = 20
+_NOISE = re.compile(r"\x1b?\[[0-9;]*m|[\x01-\x1f]")
 STATUSES = {
     "PASSED": TestStatus.PASSED,
     "FAILED": TestStatus.FAILED,
@@ -43,7 +47,7 @@ class LogParsers:
 
         Raises:
             SandboxUnavailableError: `swebench` is not installed.
-            RewardError: There is no parser of that name, or it failed.
+            RewardError: There is no parser of that name.
         """
         if ended.killed_by in ("wall_time", "cpu_time"):
             return TestReport(end=RunEnd.TIMEOUT, detail=f"the tests did not end in {problem.timeout_s:g} s")
@@ -60,6 +64,12 @@ class LogParsers:
         except GraderLoadError as error:
             fix = "pip install 'psrl[swe]'"
             raise SandboxUnavailableError(f"rows with a test_command need the parsers of swebench: {error}. Fix: {fix}") from error
+        except GraderFailedError as error:  # what is printed is the patch's: it may not choose to have no reward
+            return TestReport(end=RunEnd.NO_REPORT, detail=f"{problem.log_parser} cannot read the log: {error}")
+        except GraderSilentError as error:
+            return TestReport(end=RunEnd.TIMEOUT, detail=f"{problem.log_parser} does not come to the log's end: {error}")
+        if "unknown_parser" in reply:
+            raise RewardError(reply["unknown_parser"])
         return report_of(problem, reply["statuses"], ended)
 
     async def close(self) -> None:
@@ -112,23 +122,43 @@ def load_parsers() -> dict[str, Parser]:
 
 
 def read_log(parsers: Mapping[str, Parser], request: Mapping[str, Any]) -> dict[str, Any]:
-    """{"statuses": by test}. Parsers keep a test's last word; that each of its words is the same is asked of the log read backwards
-    and, where it is not too long, of each line alone.
+    """{"statuses": by test}, or {"unknown_parser": why}.
 
-    Raises:
-        RewardError: No such parser.
+    Parsers keep a test's last word. That each of its words is the same is asked of the log read backwards, and of every line alone that
+    names a required test; where such lines are too many to be of an honest log, no required test has passed.
     """
     if request["parser"] not in parsers:
-        raise RewardError(f"swebench has no log parser named {request['parser']!r}; it has {', '.join(sorted(parsers))}")
+        known = ", ".join(sorted(parsers))
+        return {"unknown_parser": f"swebench has no log parser named {request['parser']!r}; it has {known}"}
     spec = _spec_of(request)
     parse, log = parsers[request["parser"]], request["log"]
     statuses = {name: STATUSES[status].value for name, status in parse(log, spec).items() if status in STATUSES}
+    required = (*request["fail_to_pass"], *request["pass_to_pass"]) or tuple(statuses)
     lines = log.split("\n")
-    for other in ("\n".join(reversed(lines)), *(lines if len(lines) <= MAX_SINGLE_LINES else ())):
+    naming = naming_lines(lines, required)
+    if len(naming) > MAX_NAMING_LINES + NAMED_PER_TEST * len(required):
+        return {"statuses": {**statuses, **dict.fromkeys(required, TestStatus.CONTRADICTED.value)}}
+    for other in ("\n".join(reversed(lines)), *naming):
         for name, status in parse(other, spec).items():
             if name in statuses and status in STATUSES and STATUSES[status].value != statuses[name]:
                 statuses[name] = TestStatus.CONTRADICTED.value
     return {"statuses": statuses}
+
+
+def naming_lines(lines: Iterable[str], required: Iterable[str]) -> list[str]:
+    """The different lines in which a word begins as a required test's name does, before its parameters.
+
+    What parsers overlook, colours and control characters, is overlooked here too.
+
+    Example:
+        Of "t.py::test_a[1 2]": "PASSED t.py::test_a[1", "t.py::test_a[3] FAILED" and "see t.py::test_a", not "t.py::test_ab PASSED".
+    """
+    known = {_stem(word) for name in required for word in name.split()[:1]}
+    return [line for line in dict.fromkeys(lines) if any(_stem(word) in known for word in (*line.split(), *_NOISE.sub("", line).split()))]
+
+
+def _stem(word: str) -> str:
+    return word.partition("[")[0]
 
 
 def _spec_of(request: Mapping[str, Any]) -> Any:

@@ -29,7 +29,10 @@ MIXED_FILES = ("pyproject.toml", "setup.cfg")
 CFG_SECTIONS = ("tool:pytest", "pytest", "coverage:run", "aliases")
 RUNNER_MODULES = frozenset({"pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "exceptiongroup", "tomli", "py"})
 SHADOWS = RUNNER_MODULES | sys.stdlib_module_names
-"""Names at the project's root that would be imported in place of what runs the tests."""
+"""Names that would be imported in place of what runs the tests; which others are installed is asked of the sandbox."""
+TEST_FOLDERS = ("test", "tests")
+OTHER_TEST_FOLDERS = ("testing",)
+"""Of the tests only where no TEST_FOLDERS is above: `numpy/testing/tests` is numpy's own `testing` with tests of it."""
 
 
 def is_test_path(path: str, test_paths: Iterable[str]) -> bool:
@@ -57,15 +60,41 @@ def is_mixed(path: str) -> bool:
     return path.rsplit("/", 1)[-1] in MIXED_FILES
 
 
-def shadow_of(path: str) -> str | None:
-    """The entry of the project's root that could shadow a module of Python or of pytest; None where the path is none.
+def module_at(path: str, root: str) -> tuple[str, str] | None:
+    """(name, entry of `root`) of the module that a file below a folder of Python's search path belongs to; None where it is none.
+
+    Args:
+        path: Below the project's folder.
+        root: A folder there, empty for the project's own.
 
     Example:
-        "unittest/case.py" -> "unittest"; "json.cpython-311-x86_64-linux-gnu.so" -> that name; "shop/types.py" -> None.
+        ("unittest/case.py", "") -> ("unittest", "unittest"); ("src/json.cpython-311.so", "src") -> ("json", "src/json.cpython-311.so");
+        ("README.md", "") -> None.
     """
-    entry = path.split("/")[0]
-    is_module = "/" in path or entry.endswith((".py", ".so", ".pyd"))
-    return entry if is_module and entry.split(".")[0] in SHADOWS else None
+    prefix = root + "/" if root else ""
+    if not path.startswith(prefix):
+        return None
+    entry = path[len(prefix) :].split("/")[0]
+    is_module = path != prefix + entry or entry.endswith((".py", ".so", ".pyd"))
+    name = entry.split(".")[0]
+    return (name, prefix + entry) if is_module and name.isidentifier() else None
+
+
+def folders_of_tests(paths: Iterable[str]) -> tuple[str, ...]:
+    """The folders of tests that hold `paths`: the topmost one of each path that is named as one. Helpers beside the tests lie there.
+
+    Example:
+        "lib/tests/unit/test_a.py" -> "lib/tests"; "shop/test_cart.py" -> none.
+    """
+    found: dict[str, None] = {}
+    for path in paths:
+        folders = path.strip("/").split("/")[:-1] if path.endswith(".py") else path.strip("/").split("/")
+        for names in (TEST_FOLDERS, OTHER_TEST_FOLDERS):
+            position = next((position for position, folder in enumerate(folders) if folder.lower() in names), None)
+            if position is not None:
+                found["/".join(folders[: position + 1])] = None
+                break
+    return tuple(found)
 
 
 def is_same_test_configuration(path: str, before: bytes, after: bytes) -> bool:

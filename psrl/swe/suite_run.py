@@ -1,6 +1,6 @@
 """One run of a project's tests by psrl's own runner: the order that goes into the sandbox, and the answer that comes out.
 
-The runner is two programs, `guest_runner.py` and `guest_pytest.py` (with `guest_compare.py`), sent as text. Pure.
+The runner is two programs, `guest_runner.py` (after `guest_start.py`) and `guest_pytest.py` (with `guest_compare.py`), sent as text. Pure.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,16 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from psrl.errors import EnvironmentFault
-from psrl.swe.diffs import touched_paths
+from psrl.swe.diffs import DiffError, touched_paths
 from psrl.swe.patch import Change
+from psrl.swe.pytest_settings import PytestSettings
 from psrl.swe.verdict import RunEnd, TestReport, TestStatus
 from psrl.types import CommandResult, SweProblem
 
 START = """
 import sys, json
 job = json.loads(sys.stdin.buffer.read())
-space = {"__name__": "psrl_guest_runner"}
+space, before = {"__name__": "psrl_guest_runner"}, {"__name__": "psrl_guest_start"}
+exec(compile(job.pop("start"), "<psrl>", "exec"), before)
 exec(compile(job.pop("runner"), "<psrl>", "exec"), space)
+space["KEPT_VARIABLES"] += before["settle"](job.pop("settings"), job["workdir"])
 space["main"](job)
 """
 SHELL = 'exec "$(command -v python3 || command -v python || echo python3)" -I -B -c "$0"'
@@ -33,6 +37,9 @@ SHELL = 'exec "$(command -v python3 || command -v python || echo python3)" -I -B
 MAX_WORDS = 600
 ENDED_WELL = ("0", "1", "5")
 """pytest's exit status where it ran what it collected: all passed, some failed, there were none."""
+LISTENS = (b"in listen_to", b"in canary_faults")
+"""Functions of the runner that take what the tests' process said: where they fail, it was that."""
+_PHASES = re.compile(r"[pfsxX?-]{3}")
 _OF_LETTER = {"p": TestStatus.PASSED, "f": TestStatus.FAILED, "s": TestStatus.SKIPPED, "x": TestStatus.XFAILED, "X": TestStatus.XPASSED}
 
 
@@ -49,10 +56,23 @@ def targets_of(problem: SweProblem, required: Iterable[str] | None) -> tuple[str
     names = (*problem.fail_to_pass, *problem.pass_to_pass) if required is None else tuple(required)
     paths = {name.partition("::")[0] for name in names}
     if required is None:
-        patched = touched_paths(problem.test_patch) if problem.test_patch.strip() else ()
-        paths |= {path.strip("/") for path in (*problem.test_paths, *patched) if not path.endswith(("conftest.py", "__init__.py"))}
+        paths |= {path.strip("/") for path in files_of_tests(problem) if not path.endswith(("conftest.py", "__init__.py"))}
         paths = {path for path in paths if not any(path.startswith(folder + "/") for folder in paths)}
     return tuple(f"{problem.workdir}/{path}" for path in sorted(paths) if path and ".." not in path.split("/"))
+
+
+def files_of_tests(problem: SweProblem) -> tuple[str, ...]:
+    """Files and folders of the tests as the row names them: `test_paths`, and what its `test_patch` touches.
+
+    Raises:
+        EnvironmentFault: Its test patch is no diff.
+    """
+    if not problem.test_patch.strip():
+        return problem.test_paths
+    try:
+        return (*problem.test_paths, *touched_paths(problem.test_patch))
+    except DiffError as error:
+        raise EnvironmentFault(f"the test patch of {problem.instance_id} is no diff: {error}") from error
 
 
 def run_script() -> list[str]:
@@ -61,7 +81,12 @@ def run_script() -> list[str]:
 
 
 def run_order(
-    problem: SweProblem, *, targets: Sequence[str], added_lines: Mapping[str, Sequence[tuple[int, int]]], changes: Sequence[Change]
+    problem: SweProblem,
+    *,
+    targets: Sequence[str],
+    added_lines: Mapping[str, Sequence[tuple[int, int]]],
+    changes: Sequence[Change],
+    settings: PytestSettings,
 ) -> RunOrder:
     """The order to run `targets`.
 
@@ -70,9 +95,12 @@ def run_order(
         targets: Absolute paths.
         added_lines: Of the patch, by path below `workdir`.
         changes: What the patch changed and was not put back.
+        settings: What pytest is told beside the project's own.
     """
     secret = secrets.token_bytes(32)
     order = {
+        "start": _source("guest_start.py"),
+        "settings": {"options": list(settings.options), "pythonpath": list(settings.pythonpath)},
         "runner": _source("guest_runner.py"),
         "source": _source("guest_pytest.py"),
         "compare": _source("guest_compare.py"),
@@ -95,15 +123,15 @@ def read_answer(ended: CommandResult, order: RunOrder) -> TestReport:
     """
     answer = _signed_answer(ended.stdout, order.secret)
     if answer is None:
-        words = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip()[-MAX_WORDS:]
-        if ended.exit_code == 127 or (ended.exit_code not in (0, None) and b"<psrl>" in ended.stderr):
-            raise EnvironmentFault(f"the runner of the tests cannot start: {words}. Fix: an image with Python 3.8 or newer")
-        why = ended.killed_by or f"exit code {ended.exit_code}"
-        end = RunEnd.TIMEOUT if ended.killed_by in ("wall_time", "cpu_time") else RunEnd.NO_REPORT
-        return TestReport(end=end, detail=f"the runner was ended ({why}): {words}"[:MAX_WORDS])
+        return _without_answer(ended)
+    if answer["tampering"]:
+        return TestReport(end=RunEnd.TAMPERED, detail=str(answer["tampering"][0]))
     if not answer["ready"]:
         words = answer["output"].strip()[-MAX_WORDS:]
         raise EnvironmentFault(f"pytest cannot be started in the sandbox: {words}. Fix: list pytest in sandbox.packages, or in the image")
+    odd = _oddity_of(answer)
+    if odd:
+        return TestReport(end=RunEnd.TAMPERED, detail=odd)
     end, detail = _end_of(answer)
     statuses = {name: status_of(phases) for name, phases in answer["statuses"].items()}
     statuses |= {name: TestStatus.ERROR for name in answer["broken_files"]}
@@ -124,9 +152,31 @@ def status_of(phases: str) -> TestStatus:
     return _OF_LETTER.get(call, TestStatus.ERROR)
 
 
+def _without_answer(ended: CommandResult) -> TestReport:
+    words = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip()[-MAX_WORDS:]
+    has_failed = ended.exit_code not in (0, None) and b"<psrl>" in ended.stderr
+    if has_failed and any(name in ended.stderr for name in LISTENS):
+        return TestReport(end=RunEnd.TAMPERED, detail=f"the report cannot be read: {words}"[:MAX_WORDS])
+    if ended.exit_code == 127 or has_failed:
+        raise EnvironmentFault(f"the runner of the tests cannot start: {words}. Fix: an image with Python 3.8 or newer")
+    why = ended.killed_by or f"exit code {ended.exit_code}"
+    end = RunEnd.TIMEOUT if ended.killed_by in ("wall_time", "cpu_time") else RunEnd.NO_REPORT
+    return TestReport(end=end, detail=f"the runner was ended ({why}): {words}"[:MAX_WORDS])
+
+
+def _oddity_of(answer: Mapping[str, Any]) -> str:
+    """What no report of the runner's own child says; empty where there is none. Whoever signed it, it is no report of tests."""
+    final = answer["final"]
+    if final is not None and not (len(final) == 3 and all(isinstance(each, str) and each.isascii() and each.isdigit() for each in final)):
+        return f"the report ends with {final!r:.100}"
+    for name, phases in answer["statuses"].items():
+        if not (isinstance(phases, str) and _PHASES.fullmatch(phases)):
+            return f"the report says {phases!r:.40} of {name:.100}"
+    texts = (*answer["failures"].values(), *answer["broken_files"].values())
+    return "" if all(isinstance(text, str) for text in texts) else "the report says what is no text"
+
+
 def _end_of(answer: Mapping[str, Any]) -> tuple[RunEnd, str]:
-    if answer["tampering"]:
-        return RunEnd.TAMPERED, answer["tampering"][0]
     if answer["late"]:
         return RunEnd.TIMEOUT, "the tests did not end in time"
     words = answer["output"].strip()[-MAX_WORDS:]

@@ -1,7 +1,8 @@
 """What a run of the tests says, and whether it means that the problem is resolved.
 
 Invariant: a required test counts only where the report says in so many words that it passed. Missing, skipped, expected to fail,
-passed against expectation, failed in its set-up or tear-down: none of them is passed. Pure.
+passed against expectation, failed in its set-up or tear-down: none of them is passed. One exception: published PASS_TO_PASS lists of
+rows with a `test_command` were made by counting an expected failure as a pass, so there it keeps its place. Pure.
 """
 
 from __future__ import annotations
@@ -127,16 +128,23 @@ def judge(problem: SweProblem, report: TestReport) -> GradeReport:
     """The verdict of a run.
 
     A problem without a required test cannot be resolved. A run that was tampered with counts no test.
+
+    Example:
+        A row with a `test_command` whose PASS_TO_PASS test is an expected failure (XFAIL) keeps it, as `test_passed` of
+        swebench.harness.grading says; one whose FAIL_TO_PASS test is, or whose PASS_TO_PASS test is skipped, is not resolved.
     """
     trusted = {} if report.end is RunEnd.TAMPERED else report.statuses
     f2p, p2p = tuple(dict.fromkeys(problem.fail_to_pass)), tuple(dict.fromkeys(problem.pass_to_pass))
-    failed = tuple(name for name in (*f2p, *p2p) if trusted.get(name) is not TestStatus.PASSED)
+    kept = (TestStatus.PASSED,) if problem.test_command is None else (TestStatus.PASSED, TestStatus.XFAILED)
+    passed = {name for name in f2p if trusted.get(name) is TestStatus.PASSED}
+    passed |= {name for name in p2p if trusted.get(name) in kept and (name in passed or name not in f2p)}
+    failed = tuple(dict.fromkeys(name for name in (*f2p, *p2p) if name not in passed))
     has_all = bool(f2p or p2p) and not failed and report.end is RunEnd.COMPLETE
     return GradeReport(
         cause=GradeCause.RESOLVED if has_all else _CAUSE_OF_END.get(report.end, GradeCause.TESTS_FAILED),
-        f2p_passed=sum(trusted.get(name) is TestStatus.PASSED for name in f2p),
+        f2p_passed=sum(name in passed for name in f2p),
         f2p_total=len(f2p),
-        p2p_passed=sum(trusted.get(name) is TestStatus.PASSED for name in p2p),
+        p2p_passed=sum(name in passed for name in p2p),
         p2p_total=len(p2p),
         failed_tests=failed,
         neutralised=report.neutralised,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shop_project import edit, problem
 
-from psrl.swe.hygiene import configures, is_same_test_configuration, is_test_path, shadow_of
+from psrl.swe.hygiene import configures, folders_of_tests, is_same_test_configuration, is_test_path, module_at
 from psrl.swe.patch import PatchRefusedError, changes_of, check_patch, is_outside
 
 
@@ -103,11 +103,27 @@ def test_other_files_are_left_alone(path):
     assert not configures(path)
 
 
-def test_only_the_root_can_shadow_a_module():
-    assert [shadow_of(path) for path in ("json.py", "unittest/case.py", "_pytest/x.py", "json.cpython-311-x86_64-linux-gnu.so")] == [
-        "json.py", "unittest", "_pytest", "json.cpython-311-x86_64-linux-gnu.so"
+def test_the_module_that_a_file_belongs_to_is_named_by_the_entry_of_the_search_path():
+    library = "json.cpython-311-x86_64-linux-gnu.so"
+    assert [module_at(path, "") for path in ("json.py", "unittest/case.py", library, "README.md", "json.md", "a-b/c.py")] == [
+        ("json", "json.py"), ("unittest", "unittest"), ("json", library), None, None, None
     ]  # fmt: skip
-    assert [shadow_of(path) for path in ("shop/types.py", "shop.py", "json.md", "README")] == [None] * 4
+    assert module_at("src/numpy/x.py", "src") == ("numpy", "src/numpy")
+    assert [module_at(path, "src") for path in ("numpy/x.py", "srcs/x.py", "src/README")] == [None] * 3
+
+
+def test_folders_of_tests_are_the_topmost_ones_so_named():
+    # A package's own `testing` is code; with tests of it below, only those are tests. pytest keeps all of its tests in `testing`.
+    paths = {
+        "tests/unit/test_a.py": ("tests",),
+        "lib/Tests/test/test_a.py": ("lib/Tests",),
+        "numpy/testing/tests/test_utils.py": ("numpy/testing/tests",),
+        "testing/test_a.py": ("testing",),
+        "shop/test_cart.py": (),
+        "tests.py": (),
+        "tests": ("tests",),
+    }
+    assert {path: folders_of_tests([path]) for path in paths} == paths
 
 
 def test_test_paths_are_files_and_folders_and_what_stands_in_their_way():
