@@ -143,7 +143,7 @@ class MiniSweEnvironment(Environment[SweProblem | Answers, AgentAction | str]):
         if self._command is not None:
             await self._command
         status = exit_status or self._exit_status or (TIME_EXCEEDED if outcome is Outcome.TIMEOUT else LIMITS_EXCEEDED)
-        return Submission(exit_status=status, patch=await take_patch(self._sandbox, self._base), text=self._text)
+        return Submission(exit_status=status, patch=await take_patch(self._sandbox, self._base, self._limits), text=self._text)
 
     async def close(self) -> None:
         """Stop the sandbox, and with it what still runs there."""

@@ -40,9 +40,23 @@ git commit -q --allow-empty --no-verify -m base
 git rev-parse HEAD
 """
 DIFF_SCRIPT = """
-git add -A >&2
-exec git -c core.hooksPath=/dev/null -c core.quotePath=true diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames "$1"
+set -e
+own=$(mktemp -d "$PWD/.git/psrl.XXXXXXXX")
+trap 'rm -rf "$own"' EXIT
+export HOME="$own" GIT_DIR="$own" GIT_ALTERNATE_OBJECT_DIRECTORIES="$PWD/.git/objects" GIT_WORK_TREE="$PWD"
+base=$1; attributes=$2; shift 2
+git init -q --template= >&2
+mkdir -p "$own/info"
+printf '%s\\n' "$@" > "$own/info/exclude"
+printf '%s\\n' "$attributes" > "$own/info/attributes"
+git read-tree "$base"
+git add -A --ignore-errors >&2 || true
+git diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames --ignore-submodules=all "$base"
 """
+"""In a repository of its own beside the agent's, whose commit it borrows: settings, hooks, marks and locks that the agent, or a git that
+was killed, left in the project's repository lose no mend. A repository inside the project is no part of a patch."""
+AS_BINARY = "* -diff"
+"""Git attributes: a diff in ASCII, whatever the files hold."""
 
 
 def sandbox_spec(problem: SweProblem, limits: SandboxLimits) -> SandboxSpec:
@@ -65,11 +79,21 @@ async def prepare_project(sandbox: Sandbox, problem: SweProblem) -> str:
     return _ended_well(ended, "committing the project").stdout.decode().strip()
 
 
-async def take_patch(sandbox: Sandbox, base: str) -> str:
-    """What differs from the commit `base`, files that git does not know yet included; empty where git cannot say."""
-    limits = SandboxLimits(wall_s=60.0, cpu_s=60.0, output_bytes=MAX_PATCH_BYTES + MAX_PATCH_BYTES // 2)
-    ended = await sandbox.run(["bash", "-c", DIFF_SCRIPT, "diff", base], env=GIT_ENVIRONMENT, limits=limits)
-    return ended.stdout.decode("utf-8", "replace") if ended.exit_code == 0 else ""
+async def take_patch(sandbox: Sandbox, base: str, limits: SandboxLimits) -> str:
+    """What differs from the commit `base`, files that git does not know yet included; empty where git cannot say.
+
+    `limits` are the run's. A patch that touches text which is no UTF-8 is one of binary files, so that it applies as it was taken.
+    """
+    limits = replace(limits, wall_s=60.0, cpu_s=60.0, output_bytes=MAX_PATCH_BYTES + MAX_PATCH_BYTES // 2)
+    for attributes in ("", AS_BINARY):
+        ended = await sandbox.run(["bash", "-c", DIFF_SCRIPT, "diff", base, attributes, *EXCLUDED], env=GIT_ENVIRONMENT, limits=limits)
+        if ended.exit_code != 0:
+            return ""
+        try:
+            return ended.stdout.decode()
+        except UnicodeDecodeError:
+            continue
+    return ""
 
 
 def archive_of(problem: SweProblem) -> bytes:

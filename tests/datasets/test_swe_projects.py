@@ -176,6 +176,6 @@ async def replayed(problem, turns):
         for turn in turns:
             ended = await sandbox.run(["bash", "-c", turn.removeprefix("$ ")])
             answers.append((ended.stdout + ended.stderr).decode().rstrip() or f"exit {ended.exit_code}")
-        return answers, await take_patch(sandbox, base)
+        return answers, await take_patch(sandbox, base, limits_of(SETTINGS))
     finally:
         await sandbox.stop()

@@ -90,9 +90,9 @@ def test_the_yaml_says_folder_variables_and_interpreter(tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
-    ["rm -rf .git", "rm -rf .git && git init -q . && git commit -q --allow-empty -m x", "git config filter.x.clean false; rm .git/HEAD"],
+    ["rm -rf .git", "rm -rf .git && git init -q . && git commit -q --allow-empty -m x", "rm -rf .git; touch .git", "rm -rf .git/objects"],
 )
-def test_an_agent_that_breaks_its_repository_hands_in_nothing(tmp_path, damage):
+def test_an_agent_that_loses_the_first_commit_hands_in_nothing(tmp_path, damage):
     async def use(environment):
         await environment.step(f"{MEND}; {damage}")
         return await environment.submission(Outcome.MAX_TURNS)

@@ -61,7 +61,7 @@ def test_a_project_is_committed_tested_mended_and_its_patch_taken(backend):
         before = await shell("python -m pytest -q 2>&1 | tail -1")
         await shell("sed -i 's/a - b/a + b/' add.py")
         after = await shell("pytest -q 2>&1 | tail -1")
-        patch = await take_patch(sandbox, base)
+        patch = await take_patch(sandbox, base, LIMITS)
         undone = await shell("git checkout -q HEAD add.py && git apply - && cat add.py; git status --porcelain", stdin=patch.encode())
         return base, before.stdout, after.stdout, patch, undone
 
