@@ -82,7 +82,7 @@ def test_a_mend_of_a_file_that_is_no_utf8_is_graded_as_it_was_made():
 
 
 def test_a_file_of_bytes_comes_with_the_patch_and_text_stays_text():
-    (patch,) = played([MEND, "head -c 300 /dev/urandom > picture"])
+    (patch,) = played([MEND, "printf '\\000\\377' > picture"])
     assert "+    return a + b" in patch
     assert "GIT binary patch" in patch
     assert is_resolved(patch)
