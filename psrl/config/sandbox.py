@@ -21,7 +21,7 @@ class SandboxConfig:
     output_kb: int = 64
     disk_mb: int = 64
     allow_network: bool = False
-    """Whether a project that asks for the network (`allow_network` of its row) gets it; nothing else ever does."""
+    """`docker`: whether a project that asks for the network (`allow_network` of its row) gets it; nothing else ever does."""
     packages: list[str] = field(default_factory=list)
     """Distributions installed here, with all that they need, that programs can import; not in images."""
     image: str | None = None

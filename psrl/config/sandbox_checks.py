@@ -8,6 +8,7 @@ from psrl.config.sandbox import SandboxConfig
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
+WITHOUT_NETWORK = ("bubblewrap", "process")
 ENGINE_SCHEMES = ("unix://", "tcp://", "http://")
 
 
@@ -31,6 +32,8 @@ def check_sandbox(config: Config) -> None:
             raise ConfigError(key=f"sandbox.{name}", value=value, rule=rule, fix="set sandbox.backend=docker, or leave it out")
         if value == "":
             raise ConfigError(key=f"sandbox.{name}", value=value, rule="is empty", fix=f"set sandbox.{name}=null, or a name")
+    if settings.allow_network and settings.backend in WITHOUT_NETWORK:
+        raise no_network_error(settings.backend)
     if settings.engine_url is not None and not settings.engine_url.startswith(ENGINE_SCHEMES):
         rule = f"must begin with one of {', '.join(ENGINE_SCHEMES)}"
         raise ConfigError(
@@ -42,6 +45,13 @@ def check_sandbox(config: Config) -> None:
         raise ConfigError(key="sandbox.packages", value=settings.packages, rule=rule, fix=fix)
     for name in settings.packages:
         _check_installed(name)
+
+
+def no_network_error(backend: str) -> ConfigError:
+    """A sandbox of this backend can have no network of its own."""
+    rule = f"sandbox.backend={backend} has no network but this machine's own, with the run's gateway, Ray and data plane on its loopback"
+    fix = "set sandbox.backend=docker, or sandbox.allow_network=false"
+    return ConfigError(key="sandbox.allow_network", value=True, rule=rule, fix=fix)
 
 
 def _check_installed(name: str) -> None:

@@ -17,6 +17,9 @@ class SandboxBackend(ABC):
     has_images = False
     """Whether a sandbox can be of an image that the task names."""
 
+    can_open_network = False
+    """Whether a sandbox can reach the network and nothing of this machine's own."""
+
     @abstractmethod
     def __init__(self, settings: SandboxConfig) -> None:
         """ConfigError: the settings cannot work with this backend."""

@@ -1,5 +1,7 @@
 """Sandbox of Linux namespaces, made by bubblewrap: no network, no host files, its own pids, a small tmpfs.
 
+It has no network to give: what bubblewrap could share is the host's own, with all that listens on its loopback.
+
 A worker that is root drops to an unprivileged user first, because the kernel bounds no number of processes for root. From
 there on root and ordinary users go the same way: a user namespace without capabilities and without the right to
 make further ones, the guest as pid 1 of a pid namespace that dies with the worker.
@@ -66,8 +68,6 @@ class BubblewrapSandbox(LocalGuestSandbox):
         python, prefix = find_python(is_root=user is not None)
         argv = [bwrap, "--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session", "--as-pid-1"]
         argv += ["--cap-drop", "ALL", "--clearenv", "--hostname", "sandbox"]
-        if self.limits.allow_network:
-            argv += ["--share-net", "--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf", "--ro-bind-try", "/etc/ssl", "/etc/ssl"]
         for folder in SYSTEM_FOLDERS:
             argv += ["--ro-bind-try", folder, folder]
         for link in ROOT_LINKS:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 
 from psrl.config.sandbox import SandboxConfig
+from psrl.config.sandbox_checks import no_network_error
 from psrl.errors import ConfigError, SandboxUnavailableError
 from psrl.protocols import Sandboxes
 from psrl.registry import Registry
@@ -47,7 +48,7 @@ class BackendSandboxes(Sandboxes):
         self._start_slots = asyncio.Semaphore(settings.max_starts)
 
     def make(self, spec: SandboxSpec) -> GuestSandbox:
-        """See `Sandboxes`."""
+        """See `Sandboxes`. The network is open where both the spec and `sandbox.allow_network` say so."""
         if spec.image is not None and not self._backend.has_images:
             raise ConfigError(
                 key="sandbox.backend",
@@ -55,6 +56,10 @@ class BackendSandboxes(Sandboxes):
                 rule=f"has no images, and the task needs {spec.image}",
                 fix="set sandbox.backend=docker",
             )
+        is_open = spec.limits.allow_network and self._settings.allow_network
+        if is_open and not self._backend.can_open_network:
+            raise no_network_error(self._settings.backend)
+        spec = dataclasses.replace(spec, limits=dataclasses.replace(spec.limits, allow_network=is_open))
         return self._backend.make(label=worker_label(self._run), spec=spec, start_slots=self._start_slots)
 
     async def preflight(self, spec: SandboxSpec | None = None) -> None:

@@ -41,6 +41,7 @@ class DockerBackend(SandboxBackend):
     """What the containers of a worker share: the Engine's client and the images."""
 
     has_images = True
+    can_open_network = True
 
     def __init__(self, settings: SandboxConfig) -> None:
         """ConfigError: a package is not installed. The Engine is first asked when a sandbox starts."""

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from calc_project import BROKEN, PROBLEM, TEXT_YAML
@@ -27,7 +27,9 @@ from mini_swe_kit import (
 
 from psrl.agent_loops import EpisodeRunner, LoopParts
 from psrl.config.agent_yaml import read_agent_yaml
+from psrl.config.sandbox import SandboxConfig
 from psrl.environments.mini_swe_env import MiniSweEnvironment
+from psrl.sandbox import BackendSandboxes
 from psrl.session_client.client import SessionClient
 from psrl.types import Outcome, Role
 from tests.gateway.gateway_kit import running_gateway, until
@@ -233,22 +235,33 @@ def test_a_tool_call_whose_command_is_no_text_is_answered_and_not_run(tmp_path):
 
 @pytest.mark.parametrize(("row", "run", "is_open"), [(True, True, True), (True, False, False), (False, True, False)])
 def test_the_network_needs_both_the_row_and_the_run(tmp_path, row, run, is_open):
-    places, limits = sandboxes()
+    _, limits = sandboxes()
+
+    class Recorded(BackendSandboxes):
+        """Real ones without a network, since this machine's own is none to give; what was asked is kept."""
+
+        asked: ClassVar = []
+
+        def make(self, spec):
+            self.asked.append(spec.limits.allow_network)
+            return super().make(spec)
+
     environment = MiniSweEnvironment(
-        settings=read_agent_yaml(write_yaml(tmp_path, TEXT_YAML)), sandboxes=places, limits=replace(limits, allow_network=run)
+        settings=read_agent_yaml(write_yaml(tmp_path, TEXT_YAML)),
+        sandboxes=Recorded(SandboxConfig()),
+        limits=replace(limits, allow_network=run),
     )
 
     async def devices():
         try:
             await environment.reset(swe_task(replace(PROBLEM, allow_network=row)))
-            answer, _ = await environment.execute("ls /sys/class/net 2> /dev/null || cut -d: -f1 /proc/net/dev | tail -n +3")
+            answer, _ = await environment.execute("cut -d: -f1 /proc/net/dev | tail -n +3")
             return answer.output.split()
         finally:
             await environment.close()
 
-    mine = Path("/proc/net/dev").read_text().count(":")
-    assert mine > 1  # else this machine itself has no network to see
-    assert len(asyncio.run(devices())) == (mine if is_open else 1)
+    assert asyncio.run(devices()) == ["lo"]
+    assert Recorded.asked == [is_open]
 
 
 @pytest.mark.parametrize(("content", "write"), [(TEXT_YAML, block), (CALLS_YAML, call)], ids=["text", "tool calls"])

@@ -18,6 +18,7 @@ from sandbox.row_image import empty_image, engine_client, row_image
 from psrl.config.sandbox import SandboxConfig, engine_url_of
 from psrl.errors import SandboxError, SandboxUnavailableError
 from psrl.sandbox import BackendSandboxes, build_interpreter, find_leftovers, reap, worker_label
+from psrl.sandbox.docker_sandbox import container_options
 from psrl.sandbox.leftover_containers import labelled_containers, labels_of
 from psrl.types import SandboxLimits, SandboxSpec
 
@@ -82,6 +83,14 @@ def test_programs_have_no_capability_no_network_and_a_system_that_they_cannot_ch
     assert b"Read-only file system" in result.stderr
     # The guest, bash, ps, wc, and the line of titles: no process of this machine.
     assert int(words[-1]) == 5
+
+
+@pytest.mark.parametrize(("row", "run", "is_open"), [(True, True, True), (True, False, False), (False, True, False)])
+def test_the_network_needs_both_the_row_and_the_run(row, run, is_open):
+    settings = settings_of(allow_network=run)
+    spec = BackendSandboxes(settings).make(SandboxSpec(limits=dataclasses.replace(LIMITS, allow_network=row))).spec
+    # Not the machine's own network, which is `host`. An Engine need not have a bridge, so none is started.
+    assert container_options(settings, spec, "an/image")["host_config"]["NetworkMode"] == ("bridge" if is_open else "none")
 
 
 def test_the_guest_can_neither_be_killed_nor_read_nor_spoken_for():

@@ -1,6 +1,8 @@
 """The contract of `Sandbox`, on every backend."""
 
 import asyncio
+import dataclasses
+import errno
 import os
 import resource
 import secrets
@@ -13,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from psrl.config.sandbox import SandboxConfig, engine_url_of
+from psrl.config.sandbox_checks import check_sandbox
+from psrl.config.tree import Config
 from psrl.errors import ConfigError, SandboxError, SandboxUnavailableError
 from psrl.sandbox import BackendSandboxes, bubblewrap, build_sandbox, find_leftovers
 from psrl.sandbox.guest_sandbox import guest_source
@@ -325,13 +329,36 @@ def test_a_fork_bomb_stays_within_its_count():
     assert int(result.stdout) <= 16
 
 
-def test_there_is_no_network_unless_allowed():
-    async def interfaces(sandbox):
-        return (await sandbox.run(["ls", "/proc/sys/net/ipv4/conf"])).stdout.decode().split()
+@pytest.mark.parametrize("row", [False, True])
+def test_there_is_no_network_and_none_of_this_machines_sockets_whatever_a_row_asks(row):
+    abstract = f"psrl-{secrets.token_hex(8)}"
+    with socket.socket() as loopback, socket.socket(socket.AF_UNIX) as named:
+        loopback.bind(("127.0.0.1", 0))
+        loopback.listen()
+        named.bind(f"\0{abstract}")
+        named.listen()
+        connect = "import socket, sys\ns = socket.socket(int(sys.argv[1]))\nprint(s.connect_ex({}))"
 
-    host = {name for _, name in socket.if_nameindex()}
-    assert with_sandbox("bubblewrap", interfaces) == ["all", "default", "lo"]
-    assert host <= set(with_sandbox("bubblewrap", interfaces, limits=SandboxLimits(allow_network=True)))
+        async def use(sandbox):
+            interfaces = await sandbox.run(["ls", "/proc/sys/net/ipv4/conf"])
+            inet = await sandbox.run(["python3", "-c", connect.format(loopback.getsockname()), str(int(socket.AF_INET))])
+            unix = await sandbox.run(["python3", "-c", connect.format(repr(f"\0{abstract}")), str(int(socket.AF_UNIX))])
+            return interfaces.stdout.split(), int(inet.stdout), int(unix.stdout)
+
+        limits = dataclasses.replace(LIMITS, allow_network=row)
+        found = with_sandbox("bubblewrap", use, limits=limits)
+    assert found == ([b"all", b"default", b"lo"], errno.ECONNREFUSED, errno.ECONNREFUSED)
+
+
+@pytest.mark.parametrize("closed", ["bubblewrap", "process"])
+def test_where_the_network_is_the_machines_own_a_run_that_opens_it_is_refused(closed):
+    config = Config()
+    config.sandbox = SandboxConfig(backend=closed, allow_network=True)
+    with pytest.raises(ConfigError, match=r"this machine's own.*sandbox\.backend=docker"):
+        check_sandbox(config)
+    sandboxes = BackendSandboxes(config.sandbox)
+    with pytest.raises(ConfigError, match=r"this machine's own.*sandbox\.backend=docker"):
+        sandboxes.make(SandboxSpec(limits=SandboxLimits(allow_network=True)))
 
 
 def test_without_bwrap_the_error_names_the_fix(monkeypatch):
