@@ -180,6 +180,49 @@ def test_equal_patches_of_a_group_are_graded_once_although_they_come_at_once():
     assert all(other is first for other in others)
 
 
+class CountsSandboxes(BackendSandboxes):
+    """Says when the first one is made."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.num_made, self.has_made = 0, asyncio.Event()
+
+    def make(self, spec):
+        self.num_made += 1
+        self.has_made.set()
+        return super().make(spec)
+
+
+def test_whoever_waits_for_an_equal_patch_gets_its_verdict_although_its_first_grading_was_cancelled():
+    async def run():
+        sandboxes = CountsSandboxes(SANDBOX)
+        grader = ProjectGrader(sandboxes, ExecutionConfig(), num_concurrent=2)
+        first, second, third, fourth = (asyncio.create_task(grader.grade(problem(), problem().gold_patch)) for _ in range(4))
+        await sandboxes.has_made.wait()
+        first.cancel()
+        third.cancel()
+        ends = await asyncio.gather(first, second, third, fourth, return_exceptions=True)
+        again = await grader.grade(problem(), problem().gold_patch)
+        return ends, again, sandboxes.num_made
+
+    (first, second, third, fourth), again, num_made = asyncio.run(run())
+    assert isinstance(first, asyncio.CancelledError) and isinstance(third, asyncio.CancelledError)
+    assert second.is_resolved and second is fourth is again
+    assert num_made == 2
+
+
+def test_an_error_of_the_first_grading_is_not_that_of_those_who_wait():
+    async def run():
+        sandboxes = LosesSandboxes(SANDBOX)
+        sandboxes.num_lost = 2
+        grader = ProjectGrader(sandboxes, ExecutionConfig())
+        return await asyncio.gather(*(grader.grade(problem(), problem().gold_patch) for _ in range(3)), return_exceptions=True)
+
+    first, second, third = asyncio.run(run())
+    assert isinstance(first, SandboxError)
+    assert second.is_resolved and second is third
+
+
 def test_a_verdict_is_kept_for_the_same_problem_and_patch_and_for_nothing_else():
     async def use(grader):
         first = await grader.grade(problem(), problem().gold_patch)

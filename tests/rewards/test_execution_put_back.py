@@ -94,7 +94,12 @@ FORGIVES = "def same(a, b):\n    pass\n"
 
 @pytest.mark.parametrize(
     ("path", "ini"),
-    [("rates/__init__.py", ""), ("rates.py", ""), ("src/rates.py", "pythonpath = src\n"), ("lib/rates.py", "")],
+    [
+        ("rates/__init__.py", ""),
+        ("src/rates.py", "pythonpath = src\n"),
+        pytest.param("rates.py", "", marks=pytest.mark.slow),
+        pytest.param("lib/rates.py", "", marks=pytest.mark.slow),
+    ],
 )
 def test_a_new_module_named_as_an_installed_one_is_put_back_wherever_python_looks_first(path, ini):
     files = {"tests/test_cart.py": USES_RATES, "pytest.ini": "[pytest]\n" + ini, "src/keep.py": "", "lib/keep.py": ""}
