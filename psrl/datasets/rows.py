@@ -123,6 +123,8 @@ def _read_parquet(path: Path, key: str) -> Iterator[dict[str, Any]]:
 def _json_or_error(line: bytes) -> Any:
     try:
         return json.loads(line)
+    except RecursionError:
+        return ValueError("brackets in brackets, too deep to be read")
     except ValueError as error:
         return error
 

@@ -2,7 +2,7 @@
 
 | | SWE-bench | SWE-Gym | SWE-smith |
 |---|---|---|---|
-| told by | anything else | its eleven repositories | `image_name` and no `test_patch` |
+| told by | anything else | its eleven repositories | a column `image_name` and no `test_patch` |
 | `patch` | mends the bug | mends the bug | makes the bug: the gold patch is its reverse, and the set-up applies it |
 | image | `image`, `image_name`, `docker_image`, or by the id | the same | `image_name` |
 | test command | `eval_script`, else by repository and version | pytest on the files of the tests | pytest on the files of the tests |
@@ -14,14 +14,23 @@ Python is that of a conda environment which the command must enter first.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
 from psrl.datasets.swe_commands import ACTIVATE, PYTEST, command_of_repo, command_of_script, repo_tests, shell_command
+from psrl.datasets.swe_fields import (
+    Refuse,
+    checked_id,
+    checked_parser,
+    checked_paths,
+    checked_statement,
+    shown,
+    tests_named,
+    text_of,
+)
 from psrl.errors import RowError
 from psrl.swe.diffs import DiffError, reversed_diff, touched_paths
 from psrl.types import SweProblem
@@ -50,9 +59,7 @@ GYM_REPOS = frozenset(
 )
 PYTEST_PARSER = "parse_log_pytest"
 IMAGE_COLUMNS = ("image", "image_name", "docker_image")
-_ID = re.compile(r"[A-Za-z0-9][\w.+-]{0,199}")
 _IMAGE = re.compile(r"[a-z0-9][a-z0-9._:/-]*(@sha256:[0-9a-f]{64})?")
-Refuse = Callable[[str, str], RowError]
 
 
 class SweFormat(StrEnum):
@@ -66,7 +73,7 @@ class SweFormat(StrEnum):
 
 def format_of(raw: Mapping[str, Any]) -> SweFormat:
     """Whose columns these are."""
-    if raw.get("image_name") and not raw.get("test_patch"):
+    if "image_name" in raw and not raw.get("test_patch"):
         return SweFormat.SWE_SMITH
     return SweFormat.SWE_GYM if raw.get("repo") in GYM_REPOS else SweFormat.SWE_BENCH
 
@@ -93,9 +100,7 @@ def problem_of_raw_row(raw: Any, *, source: str, row: int, swe_format: SweFormat
         raise refuse("not_json", str(raw))
     if not isinstance(raw, Mapping):
         raise refuse("not_an_object", f"a row is an object, this is {type(raw).__name__}")
-    instance_id = _text(raw, "instance_id", refuse)
-    if not _ID.fullmatch(instance_id):
-        raise refuse("bad_field", f"instance_id is no plain name: {instance_id!r:.80}")
+    instance_id = checked_id(text_of(raw, "instance_id", refuse), refuse)
 
     def refuse_named(reason: str, detail: str) -> RowError:
         return refuse(reason, f"{instance_id}: {detail}")
@@ -104,12 +109,10 @@ def problem_of_raw_row(raw: Any, *, source: str, row: int, swe_format: SweFormat
     fail_to_pass = tests_named(raw, "FAIL_TO_PASS", refuse_named)
     if not fail_to_pass:
         raise refuse_named("no_fail_to_pass", "no test says that the bug is mended")
-    statement = _text(raw, "problem_statement", refuse_named, default="").strip()
-    if not statement:
-        raise refuse_named("empty_statement", "problem_statement says nothing")
+    statement = checked_statement(text_of(raw, "problem_statement", refuse_named, default=""), refuse_named)
     common = {
         "instance_id": instance_id,
-        "repo": _text(raw, "repo", refuse_named),
+        "repo": text_of(raw, "repo", refuse_named),
         "task_kind": TASK_KIND,
         "statement": statement,
         "workdir": WORKDIR,
@@ -120,34 +123,19 @@ def problem_of_raw_row(raw: Any, *, source: str, row: int, swe_format: SweFormat
     return SweProblem(**common, **read(raw, common, refuse_named))
 
 
-def tests_named(raw: Mapping[str, Any], column: str, refuse: Refuse) -> tuple[str, ...]:
-    """A list of tests, published as a list or as JSON text; without repetition."""
-    value = raw.get(column)
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise refuse("bad_field", f"{column} is no JSON: {error}") from error
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(test, str) for test in value):
-        raise refuse("bad_field", f"{column} must be a list of texts, it is {value!r:.80}")
-    return tuple(dict.fromkeys(value))
-
-
 def _bench(raw: Mapping[str, Any], common: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
     if raw.get("eval_type") == "fail_only":
         raise refuse("fail_only_tests", "its log names failed tests only, so that nothing says that a test passed")
     if raw.get("image_assets") not in (None, "", "{}", {}, "null"):
         raise refuse("binary_assets", "its tests compare pictures, which lie beside the row and not in its patch")
-    test_patch = _text(raw, "test_patch", refuse, default="")
+    test_patch = text_of(raw, "test_patch", refuse, default="")
     test_paths = _touched(test_patch, "bad_test_patch", refuse)
-    script = _text(raw, "eval_script", refuse, default="")
+    script = text_of(raw, "eval_script", refuse, default="")
     tests = repo_tests(common["repo"], str(raw.get("version") or ""))
     command = command_of_script(script) if script else None
     if command is None and tests is not None:
         command = command_of_repo(tests, common["repo"], test_paths)
-    parser = _text(raw, "log_parser", refuse, default="") or (tests.parser if tests else "")
+    parser = checked_parser(text_of(raw, "log_parser", refuse, default=""), refuse) or (tests.parser if tests else "")
     if command is None or not parser:
         known = f"{common['repo']} {raw.get('version')}"
         raise refuse("no_test_command", f"the row has no eval_script and log_parser, and nothing is known of {known}")
@@ -164,7 +152,7 @@ def _bench(raw: Mapping[str, Any], common: Mapping[str, Any], refuse: Refuse) ->
 
 
 def _gym(raw: Mapping[str, Any], common: Mapping[str, Any], refuse: Refuse) -> dict[str, Any]:
-    test_patch = _text(raw, "test_patch", refuse, default="")
+    test_patch = text_of(raw, "test_patch", refuse, default="")
     return {
         "image": _image(raw, refuse) or f"docker.io/xingyaoww/sweb.eval.x86_64.{common['instance_id'].replace('__', '_s_')}:latest".lower(),
         "gold_patch": _gold(raw, refuse),
@@ -180,7 +168,7 @@ def _smith(raw: Mapping[str, Any], common: Mapping[str, Any], refuse: Refuse) ->
     image = _image(raw, refuse)
     if image is None:
         raise refuse("missing_image", "image_name is empty")
-    bug = _text(raw, "patch", refuse, default="")
+    bug = text_of(raw, "patch", refuse, default="")
     _touched(bug, "bad_patch", refuse)
     try:
         gold_patch = reversed_diff(bug)
@@ -203,8 +191,9 @@ def _files_of_tests(common: Mapping[str, Any], refuse: Refuse) -> tuple[str, ...
     names = [*common["fail_to_pass"], *common["pass_to_pass"]]
     others = [name for name in common["fail_to_pass"] if not name.partition("::")[0].endswith(".py")]
     if others:
-        raise refuse("not_pytest", f"is no test of a Python file: {others[0]!r:.80}")
-    return tuple(sorted({name.partition("::")[0] for name in names if name.partition("::")[0].endswith(".py")}))
+        raise refuse("not_pytest", f"is no test of a Python file: {shown(others[0])}")
+    files = sorted({name.partition("::")[0] for name in names if name.partition("::")[0].endswith(".py")})
+    return checked_paths(files, "bad_field", refuse)
 
 
 def _pytest_command(test_files: Sequence[str], refuse: Refuse) -> str:
@@ -223,14 +212,14 @@ def _apply_command(bug: str) -> str:
 
 
 def _gold(raw: Mapping[str, Any], refuse: Refuse) -> str:
-    patch = _text(raw, "patch", refuse, default="")
+    patch = text_of(raw, "patch", refuse, default="")
     _touched(patch, "bad_patch", refuse)
     return patch
 
 
 def _touched(patch: str, reason: str, refuse: Refuse) -> tuple[str, ...]:
     try:
-        return touched_paths(patch)
+        return checked_paths(touched_paths(patch), reason, refuse)
     except DiffError as error:
         raise refuse(reason, str(error)) from error
 
@@ -238,10 +227,10 @@ def _touched(patch: str, reason: str, refuse: Refuse) -> tuple[str, ...]:
 def _image(raw: Mapping[str, Any], refuse: Refuse) -> str | None:
     """The image that the row names; None where it names none."""
     for column in IMAGE_COLUMNS:
-        name = _text(raw, column, refuse, default="").strip()
+        name = text_of(raw, column, refuse, default="").strip()
         if name:
             if not _IMAGE.fullmatch(name):
-                raise refuse("missing_image", f"{column} names no image: {name!r:.80}")
+                raise refuse("missing_image", f"{column} names no image: {shown(name)}")
             return name
     return None
 
@@ -250,12 +239,3 @@ def _bounded(command: str, refuse: Refuse) -> str:
     if len(command.encode()) > MAX_COMMAND_BYTES:
         raise refuse("too_large", f"a command of {len(command.encode())} bytes; a program takes {MAX_COMMAND_BYTES}")
     return command
-
-
-def _text(raw: Mapping[str, Any], column: str, refuse: Refuse, *, default: str | None = None) -> str:
-    value = raw.get(column)
-    if value is None and default is not None:
-        return default
-    if not isinstance(value, str):
-        raise refuse("bad_field", f"{column} must be text, it is {value!r:.80}")
-    return value

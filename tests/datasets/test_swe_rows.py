@@ -129,10 +129,27 @@ def test_a_bug_that_holds_the_mark_of_its_end_cannot_leave_it():
         (bench_row(FAIL_TO_PASS=None), "no_fail_to_pass"),
         (bench_row(FAIL_TO_PASS="[broken"), "bad_field"),
         (gym_row(FAIL_TO_PASS=[1]), "bad_field"),
+        (bench_row(FAIL_TO_PASS="[" * 100_000), "bad_field"),
+        (bench_row(PASS_TO_PASS="[" * 100_000), "bad_field"),
+        (gym_row(FAIL_TO_PASS=["tests/test_area.py::test_area", " "]), "bad_field"),
+        (gym_row(PASS_TO_PASS=["tests/test_area.py::test_a\nPASSED tests/test_area.py::test_b"]), "bad_field"),
+        (gym_row(FAIL_TO_PASS=["tests/test_area.py::test_\ud800"]), "bad_field"),
+        (gym_row(FAIL_TO_PASS=["../../e.py::test_area"]), "bad_field"),
+        (smith_row(PASS_TO_PASS=["/etc/x.py::test_area"]), "bad_field"),
+        (bench_row(problem_statement="It adds \ud800."), "bad_field"),
+        (bench_row(patch=GOLD + "\ud800"), "bad_field"),
+        (bench_row(instance_id="größe-1"), "bad_field"),
+        (bench_row(problem_statement="x" * 200_001), "too_large"),
+        (bench_row_5(log_parser="os.system"), "bad_field"),
+        (bench_row_5(log_parser="parse_log_pytest; x"), "bad_field"),
         (bench_row(patch=""), "bad_patch"),
         (bench_row(patch=GOLD.replace("+    return width * height\n", "")), "bad_patch"),
         (smith_row(patch=GOLD + "diff --git a/x b/x\nBinary files a/x and b/x differ\n"), "bad_patch"),
         (bench_row(test_patch="no diff"), "bad_test_patch"),
+        (bench_row(test_patch=TEST_PATCH.replace("tests/test_area.py", "../../e.py")), "bad_test_patch"),
+        (bench_row(test_patch=TEST_PATCH.replace("tests/test_area.py", "/etc/x.py")), "bad_test_patch"),
+        (bench_row(patch=GOLD.replace("pkg/area.py", ".git/hooks/post-commit")), "bad_patch"),
+        (smith_row(patch=smith_row()["patch"].replace("pkg/area.py", "a/../../x.py")), "bad_patch"),
         (gym_row(test_patch=None), "bad_test_patch"),
         (bench_row(repo="some/thing"), "no_test_command"),
         (bench_row(version=None), "no_test_command"),
@@ -150,7 +167,14 @@ def test_a_row_that_cannot_be_used_says_why(raw, reason):
     assert "rows.jsonl row 3" in str(caught.value)
 
 
-def test_a_smith_row_without_its_image_is_no_row_of_that_format():
+@pytest.mark.parametrize("nothing", ["", None])
+def test_a_smith_row_without_its_image_is_said_to_be_one(nothing):
+    raw = smith_row(image_name=nothing)
+    assert format_of(raw) is SweFormat.SWE_SMITH
     with pytest.raises(RowError) as caught:
-        problem_of(smith_row(image_name=""), swe_format=SweFormat.SWE_SMITH)
+        problem_of(raw)
     assert caught.value.reason == "missing_image"
+
+
+def test_a_statement_at_the_limit_is_kept():
+    assert len(problem_of(bench_row(problem_statement="x" * 200_000 + "\n")).statement) == 200_000

@@ -68,11 +68,11 @@ def test_what_cannot_be_used_is_counted_by_reason_and_named(tmp_path, capsys):
         bench_row_5(instance_id="a-3"),
     ]
     source = rows_file(tmp_path / "rows.jsonl", rows)
-    source.write_text(source.read_text() + "{broken\n")
+    source.write_text(source.read_text() + "{broken\n" + "[" * 100_000 + "\n")
     output = prepare(source, tmp_path / "out", with_model=False, test_share=0)
-    assert reasons_in(output) == {"empty_statement": 2, "duplicate": 1, "bad_patch": 1, "image_not_pinned": 1, "not_json": 1}
+    assert reasons_in(output) == {"empty_statement": 2, "duplicate": 1, "bad_patch": 1, "image_not_pinned": 1, "not_json": 2}
     printed = capsys.readouterr().out
-    assert "6 left out: empty_statement 2" in printed
+    assert "7 left out: empty_statement 2" in printed
     assert "rows.jsonl row 1: duplicate: pallets__flask-5014 was there before" in printed
     assert "docker pull them first, or give --allow-tags" in printed
     assert len(problems_in(output / "train.jsonl")) == 1
@@ -105,6 +105,12 @@ def test_parquet_json_lists_and_folders_with_splits_are_read_alike(tmp_path):
     assert [raw for _, _, raw in rows_of_source(tmp_path / "copy", split="test")] == rows
     with pytest.raises(ConfigError, match="dev"):
         list(rows_of_source(tmp_path / "copy", split="dev"))
+
+
+def test_a_file_of_brackets_is_refused_by_its_name(tmp_path):
+    (tmp_path / "rows.json").write_text("[" * 100_000)
+    with pytest.raises(ConfigError, match=r"rows\.json.*cannot be read as JSON"):
+        prepare(tmp_path / "rows.json", tmp_path / "out", with_model=False)
 
 
 def problem(name, repo):

@@ -80,7 +80,7 @@ def _json_list(path: Path) -> list[Any] | None:
             return None
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         rule = f"cannot be read as JSON ({error})"
         raise ConfigError(key="--source", value=str(path), rule=rule, fix="make the file again") from error
     assert isinstance(rows, list), path
