@@ -1,13 +1,14 @@
-"""Whether what a policy wrote reaches the network while it is graded: only where the run and the row both say so."""
+"""A grading sandbox may have the network only where the run and the row both say so."""
 
 import asyncio
 from dataclasses import replace
 
 import pytest
 from episodes import result, task
-from swe.shop_project import MENDED, SANDBOX, edit, problem
+from swe.shop_project import SANDBOX, problem
 
 from psrl.config.reward import RewardConfig
+from psrl.protocols import Sandboxes
 from psrl.rewards.base import ScorerParts
 from psrl.rewards.scorer import build_scorer
 from psrl.sandbox import BackendSandboxes
@@ -15,30 +16,29 @@ from psrl.types import Submission
 from psrl.types.swe import SWE_KEY
 
 
-class Recorded(BackendSandboxes):
-    """Real ones without a network, since this machine's own is none to give; what was asked is kept."""
+class Asked(Sandboxes):
+    """Real sandboxes without a network, and what was asked for."""
 
     def __init__(self):
-        super().__init__(SANDBOX)
-        self.asked = set()
+        self.networks = []
 
     def make(self, spec):
-        self.asked.add(spec.limits.allow_network)
-        return super().make(spec)
+        self.networks.append(spec.limits.allow_network)
+        return BackendSandboxes(SANDBOX).make(replace(spec, limits=replace(spec.limits, allow_network=False)))
 
 
-@pytest.mark.parametrize(("run", "row", "is_open"), [(False, True, False), (True, False, False), (True, True, True)])
-def test_a_patch_is_graded_with_the_network_only_where_run_and_row_allow_it(run, row, is_open):
+@pytest.mark.parametrize(("run", "row"), [(False, False), (False, True), (True, False), (True, True)])
+def test_a_patch_is_graded_with_the_network_only_where_run_and_row_allow_it(run, row):
+    places = Asked()
     the_task = task(extra_info={SWE_KEY: replace(problem(), allow_network=row).to_row()})
-    the_result = replace(result("done"), submission=Submission(exit_status="Submitted", patch=edit({"shop/cart.py": MENDED})))
-    sandboxes = Recorded()
+    the_result = replace(result("done"), submission=Submission(exit_status="Submitted", patch=problem().gold_patch))
 
     async def score():
-        scorer = build_scorer(ScorerParts(reward=RewardConfig(name="execution"), sandboxes=sandboxes, allow_network=run))
+        scorer = build_scorer(ScorerParts(reward=RewardConfig(name="execution"), sandboxes=places, allow_network=run))
         try:
             return await scorer.score(the_task, the_result)
         finally:
             await scorer.close()
 
     assert asyncio.run(score()).accuracy == 1.0
-    assert sandboxes.asked == {is_open}
+    assert places.networks == [run and row]
