@@ -10,6 +10,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 from psrl.errors import RowError
+from psrl.types.swe_rules import RULES
 from psrl.types.task import Task
 
 SWE_KEY = "swe"
@@ -85,9 +86,11 @@ class SweProblem:
         if missing:
             raise refuse(f"the field {missing[0]!r} is missing")
         for name, value in given.items():
-            problem = _misfit(name, value)
-            if problem:
-                raise refuse(f"{name} must be {problem}, it is {value!r:.80}")
+            fits, words = RULES[name]
+            if not fits(value):
+                raise refuse(f"{name} must be {words}; it is {value!r:.80}")
+        if ("test_command" in given) != ("log_parser" in given):
+            raise refuse("test_command and log_parser come together: one's output is what the other reads")
         return cls(**given)
 
     def to_row(self) -> dict[str, Any]:
@@ -95,24 +98,5 @@ class SweProblem:
         return asdict(self)
 
 
-TEXTS = ("fail_to_pass", "pass_to_pass", "test_paths", "setup_commands")
-
-
 def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
-
-
-def _misfit(name: str, value: Any) -> str | None:
-    """What a field must be where the value is not; None where it fits."""
-    if name in TEXTS:
-        return None if isinstance(value, tuple) and all(isinstance(each, str) for each in value) else "a list of texts"
-    if name == "files":
-        fits = isinstance(value, Mapping) and all(isinstance(part, str) for item in value.items() for part in item)
-        return None if fits else "an object of texts"
-    if name == "timeout_s":
-        return None if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else "a number above 0"
-    if name == "allow_network":
-        return None if isinstance(value, bool) else "true or false"
-    if name == "workdir":
-        return None if isinstance(value, str) and value.startswith("/") and value != "/" else "an absolute folder"
-    return None if isinstance(value, str) else "text"
