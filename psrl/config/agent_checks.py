@@ -15,6 +15,24 @@ READERS = (MINI_SWE_LOOP, "mini_swe_env", "mini_swe_agent_data")
 """Names of what psrl ships that reads the file."""
 
 
+def check_isolation(config: Config) -> None:
+    """Projects with a bug are played and graded only where what runs cannot reach this machine's files.
+
+    Raises:
+        ConfigError: The backend is `process`, whose commands would run in this machine's own folder of that name.
+    """
+    if config.sandbox.backend != "process":
+        return
+    names = [config.reward.name] if config.reward.name == "execution" else []
+    for side in (config.gen_actor_rollout_ref, config.train_actor_rollout_ref):
+        agent = side.rollout.agent
+        names += [name for name in (agent.default_agent_loop, agent.env.name, agent.data.name) if name in READERS]
+    if names:
+        rule = f"isolates nothing: with {names[0]}, what a policy wrote would run in this machine's own folders"
+        fix = "set sandbox.backend=bubblewrap (apt-get install bubblewrap) or sandbox.backend=docker"
+        raise ConfigError(key="sandbox.backend", value="process", rule=rule, fix=fix)
+
+
 def check_agent_yaml(config: Config, rollout: str) -> None:
     """The path is set exactly where something may read it.
 

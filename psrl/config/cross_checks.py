@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from psrl.config.agent_checks import check_agent_yaml, check_agent_yaml_file
+from psrl.config.agent_checks import check_agent_yaml, check_agent_yaml_file, check_isolation
 from psrl.config.fields import leaves_of, value_at
 from psrl.config.gateway_checks import check_gateway, check_history_thinking
 from psrl.config.ranges import ROLLOUTS
@@ -76,6 +76,7 @@ def check_combinations(config: Config) -> None:
     check_gateway(config)
     check_history_thinking(config)
     check_sandbox(config)
+    check_isolation(config)
     check_names(config, SHIPPED_NAMES)
 
 

@@ -164,6 +164,21 @@ def test_settings_that_do_not_fit_the_agent_are_refused(tmp_path, loop, override
 
 
 @pytest.mark.parametrize(
+    ("loop", "overrides", "words"),
+    [
+        (LOOP, [], "with mini_swe_agent, what a policy wrote"),
+        (["env.name=mini_swe_env", "data.name=mini_swe_agent_data"], [f"{GEN}.agent.step_timeout_s=60"], "with mini_swe_env,"),
+        ([], [f"{KEY}=null", "reward.name=execution"], "with execution,"),
+    ],
+)
+def test_projects_are_never_played_or_graded_without_isolation(tmp_path, loop, overrides, words):
+    with pytest.raises(ConfigError, match=r"Fix: set sandbox\.backend=bubblewrap") as info:
+        loaded(tmp_path, GOOD, "sandbox.backend=process", *overrides, loop=loop)
+    assert (info.value.key, info.value.value) == ("sandbox.backend", "process")
+    assert words in str(info.value)
+
+
+@pytest.mark.parametrize(
     ("key", "value", "words"),
     [
         ("agent.step_limit", 7, f"differs from {GEN}.multi_turn.max_turns=4"),

@@ -6,9 +6,8 @@ Every problem that cannot be used is left out and counted by its reason; `left_o
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,6 +19,8 @@ from psrl.datasets.swe_rows import SweFormat, format_of, problem_of_raw_row
 from psrl.errors import ConfigError, EnvironmentFault, RewardError, RowError, SandboxError
 from psrl.recipes.retool.smollm2 import make_smollm2_folder
 from psrl.recipes.swe.images import ASK_TIMEOUT_S, ImagePins
+from psrl.recipes.swe.options import check_numbers, check_options
+from psrl.recipes.swe.row_files import LEFT_OUT_FILE, tell_left_out, write_problems
 from psrl.recipes.swe.sources import rows_of_hub, rows_of_source
 from psrl.recipes.swe.splits import balanced_subset, split_problems
 from psrl.recipes.swe.task_folders import read_task_folder, task_folders, with_tests_found
@@ -29,18 +30,15 @@ from psrl.sandbox import BackendSandboxes
 from psrl.sandbox.docker_engine import connected
 from psrl.telemetry.progress import ProgressLine
 from psrl.types import SweProblem
-from psrl.types.swe import SWE_KEY
 
 DEFAULT_OUTPUT = Path("data/swe")
 MODEL_FOLDER = "SmolLM2-135M-Instruct"
 TASKS_SOURCE = "tasks"
 """`data_source` of rows of a folder of projects."""
 SPLITS = ("repo", "instance")
-BACKENDS = ("bubblewrap", "docker", "process")
+BACKENDS = ("bubblewrap", "docker")
 GRADING_TIMEOUT_S = 3600.0
 """Of one run of a problem's tests with all around it; the tests alone have the problem's own limit."""
-NAMED = 10
-"""Problems that are named in print; all of them are in left_out.jsonl."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,8 +64,8 @@ def prepare(
     allow_tags: bool = False,
     allow_network: bool = False,
     validate: bool = False,
-    k: int = 3,
-    concurrency: int = 2,
+    k: int | None = None,
+    concurrency: int | None = None,
     backend: str | None = None,
     with_model: bool = True,
 ) -> Path:
@@ -87,16 +85,21 @@ def prepare(
         allow_tags: Keep images whose digest is not known by their tag.
         allow_network: The sandboxes of these problems may use the network.
         validate: Run gold and null `k` times each, and leave problems out whose tests do not tell them apart.
-        k: Runs of each kind.
-        concurrency: Problems that are run at once.
+        k: Runs of each kind; 3 if not given.
+        concurrency: Problems that are run at once; 2 if not given.
         backend: Sandboxes to run them in; `docker` where problems have images, else `bubblewrap`, if not given.
         with_model: False leaves the model out, for those who bring their own or only evaluate.
 
     Raises:
-        ConfigError: No rows, an option out of range, or no problem that can be used.
+        ConfigError: No rows, an option out of range or without effect, or no problem that can be used.
     """
-    _check_choices(source=source, hub=hub, tasks=tasks, split=split, format=format, split_by=split_by, backend=backend)
-    _check_numbers(subset=subset, seed=seed, test_share=test_share, k=k, concurrency=concurrency)
+    check_options(
+        source=source, hub=hub, tasks=tasks, split=split, format=format, split_by=split_by, backend=backend, allow_tags=allow_tags,
+        allow_network=allow_network, validate=validate, k=k, concurrency=concurrency,
+    )  # fmt: skip
+    k = DEFAULT_K if k is None else k
+    concurrency = DEFAULT_CONCURRENCY if concurrency is None else concurrency
+    check_numbers(subset=subset, seed=seed, test_share=test_share, k=k, concurrency=concurrency)
     folder = output or DEFAULT_OUTPUT
     backend = backend or ("bubblewrap" if tasks else "docker")
     if tasks is not None:
@@ -113,15 +116,23 @@ def prepare(
     if validate:
         problems, broken = asyncio.run(_validated(problems, backend, k=k, num_at_once=concurrency, cache=folder / "validation.jsonl"))
         left_out += broken
-    _tell_left_out(left_out, folder)
+    tell_left_out(left_out, folder)
     if not problems:
         given = ("--tasks", tasks) if tasks else ("--hub", hub) if hub else ("--source", source)
+        if not left_out:
+            raise ConfigError(
+                key=given[0],
+                value=str(given[1]),
+                rule="has no row",
+                fix="name a file or folder with rows, docs/recipes/swe/prepare.md says which",
+            )
         rule = f"gives no usable problem {dict(Counter(error.reason for error in left_out))}"
-        raise ConfigError(key=given[0], value=str(given[1]), rule=rule, fix=f"mend what {folder / 'left_out.jsonl'} names")
-    for name, part in zip(("train", "test"), split_problems(problems, test_share, seed=seed, by=split_by), strict=True):
-        num_repos = len({problem.repo for problem in part})
-        write_problems(folder / f"{name}.jsonl", part, sources)
-        print(f"{len(part)} problems of {num_repos} repositories written to {folder / f'{name}.jsonl'}")
+        raise ConfigError(key=given[0], value=str(given[1]), rule=rule, fix=f"mend what {folder / LEFT_OUT_FILE} names")
+    train, test = split_problems(problems, test_share, seed=seed, by=split_by)
+    parts = {folder / "train.jsonl": train, folder / "test.jsonl": test}
+    write_problems(parts, sources)
+    for file, part in parts.items():
+        print(f"{len(part)} problems of {len({problem.repo for problem in part})} repositories written to {file}")
     if with_model:
         print(f"model written to {make_smollm2_folder(folder / MODEL_FOLDER)}")
     return folder
@@ -136,6 +147,7 @@ def problems_of_rows(
     for source, row, raw in rows:
         try:
             problem = problem_of_raw_row(raw, source=source, row=row, swe_format=swe_format, allow_network=allow_network)
+            SweProblem.of_row(problem.to_row(), source=source, uid=problem.instance_id)  # as a run will read it
             if problem.instance_id in prepared:
                 raise RowError(source=source, row=row, reason="duplicate", detail=f"{problem.instance_id} was there before")
         except RowError as error:
@@ -166,25 +178,10 @@ def with_pinned_images(prepared: Sequence[Prepared], *, allow_tags: bool) -> tup
     return kept, left_out
 
 
-def write_problems(file: Path, problems: Sequence[SweProblem], sources: Mapping[str, str]) -> None:
-    """The JSONL that `data.train_files` reads. The file appears whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".unfinished")
-    with unfinished.open("w", encoding="utf-8") as lines:
-        for problem in problems:
-            row = {
-                "prompt": [{"role": "user", "content": problem.statement}],
-                "data_source": sources[problem.instance_id],
-                "extra_info": {SWE_KEY: problem.to_row()},
-            }
-            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
-    unfinished.rename(file)
-
-
 async def _validated(
     problems: Sequence[SweProblem], backend: str, *, k: int, num_at_once: int, cache: Path
 ) -> tuple[list[SweProblem], list[RowError]]:
-    async with _grading(backend, num_at_once) as grader:
+    async with _grading(backend, num_at_once, has_images=any(problem.image for problem in problems)) as grader:
         return await Validator(grader, k=k, num_at_once=num_at_once, cache=cache).run(problems)
 
 
@@ -211,44 +208,20 @@ async def _of_tasks(root: Path, backend: str, *, k: int, num_at_once: int) -> tu
         progress.done(f"{num_left_out} left out")
         return found
 
-    async with _grading(backend, num_at_once) as grader:
+    async with _grading(backend, num_at_once, has_images=False) as grader:
         found = await all_of(counted(folder, grader) for folder in folders)
     kept = [Prepared(problem=each, data_source=TASKS_SOURCE) for each in found if isinstance(each, SweProblem)]
     return kept, [each for each in found if isinstance(each, RowError)]
 
 
-def _tell_left_out(left_out: Sequence[RowError], folder: Path) -> None:
-    file = folder / "left_out.jsonl"
-    file.unlink(missing_ok=True)
-    if not left_out:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="utf-8") as lines:
-        for error in left_out:
-            entry = {"source": error.source, "row": error.row, "reason": error.reason, "detail": error.detail}
-            lines.write(json.dumps(entry, ensure_ascii=False) + "\n")
-    counts = Counter(error.reason for error in left_out).most_common()
-    print(f"{len(left_out)} left out: {', '.join(f'{reason} {count}' for reason, count in counts)}; each in {file}")
-    for line in _named(left_out):
-        print(line)
-
-
-def _named(left_out: Sequence[RowError]) -> Iterator[str]:
-    for error in left_out[:NAMED]:
-        where = error.source if error.row < 0 else f"{error.source} row {error.row}"
-        yield f"  {where}: {error.reason}: {' '.join(error.detail.split()):.160}"
-    if len(left_out) > NAMED:
-        yield f"  and {len(left_out) - NAMED} more"
-
-
 @asynccontextmanager
-async def _grading(backend: str, num_at_once: int) -> AsyncIterator[Grader]:
+async def _grading(backend: str, num_at_once: int, *, has_images: bool) -> AsyncIterator[Grader]:
     """A grader that keeps no verdict, so that every run is one.
 
     Raises:
         SandboxUnavailableError: The backend cannot be used here; a single image that cannot is a problem's own fault.
     """
-    section = SandboxConfig(backend=backend, packages=[] if backend == "docker" else ["pytest"])
+    section = SandboxConfig(backend=backend, packages=[] if has_images else ["pytest"])
     sandboxes = BackendSandboxes(section)
     if backend == "docker":
         (await asyncio.to_thread(connected, engine_url_of(section), timeout_s=ASK_TIMEOUT_S)).close()
@@ -261,28 +234,3 @@ async def _grading(backend: str, num_at_once: int) -> AsyncIterator[Grader]:
         yield grader
     finally:
         await grader.close()
-
-
-def _check_choices(**given: Any) -> None:
-    places = [f"--{name}" for name in ("source", "hub", "tasks") if given[name] is not None]
-    if len(places) != 1:
-        rule = "rows come from exactly one of --source, --hub and --tasks"
-        fix = "give --source FILE_OR_FOLDER, --hub NAME or --tasks FOLDER"
-        raise ConfigError(key="--source", value=" ".join(places) or None, rule=rule, fix=fix)
-    if given["tasks"] is not None:
-        for name in ("split", "format"):
-            if given[name] is not None:
-                rule = "is of published rows and has no effect on --tasks"
-                raise ConfigError(key=f"--{name}", value=given[name], rule=rule, fix=f"leave --{name} out")
-    for name, choices in (("format", tuple(SweFormat)), ("split_by", SPLITS), ("backend", BACKENDS)):
-        if given[name] is not None and given[name] not in choices:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(key=option, value=given[name], rule="is no choice", fix=f"give {option} one of {', '.join(choices)}")
-
-
-def _check_numbers(*, subset: int, seed: int, test_share: float, k: int, concurrency: int) -> None:
-    for name, value, least in (("subset", subset, 0), ("seed", seed, 0), ("k", k, 1), ("concurrency", concurrency, 1)):
-        if value < least:
-            raise ConfigError(key=f"--{name}", value=value, rule=f"must be at least {least}", fix=f"give --{name} {max(least, 1)}")
-    if not 0 <= test_share <= 1:
-        raise ConfigError(key="--test-share", value=test_share, rule="is a share of the problems", fix="give a number from 0 to 1")
