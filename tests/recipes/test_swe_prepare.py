@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +17,7 @@ from psrl.datasets.source import build_source
 from psrl.errors import ConfigError
 from psrl.recipes.swe.images import digest_of
 from psrl.recipes.swe.prepare import prepare
+from psrl.recipes.swe.row_files import write_problems
 from psrl.recipes.swe.sources import rows_of_source
 from psrl.recipes.swe.splits import balanced_subset, split_problems
 from psrl.types import SweProblem
@@ -87,6 +89,35 @@ def test_tags_are_kept_where_the_user_allows_them(tmp_path):
         prepare(source, tmp_path / "out", with_model=False)
 
 
+def test_a_text_that_cannot_be_written_leaves_both_files_as_they_were(tmp_path):
+    files = tmp_path / "train.jsonl", tmp_path / "test.jsonl"
+    for file in files:
+        file.write_text("old\n")
+    bad = replace(problem("bad", "b"), gold_patch="\ud800")
+    with pytest.raises(UnicodeEncodeError):
+        write_problems({files[0]: [problem("good", "a")], files[1]: [bad]}, {"good": "s", "bad": "s"})
+    assert sorted(tmp_path.iterdir()) == sorted(files)
+    assert [file.read_text() for file in files] == ["old\n", "old\n"]
+    rows = [pinned(bench_row_5()), pinned(smith_row(problem_statement="half \ud800 a character"))]
+    prepare(rows_file(tmp_path / "rows.jsonl", rows), tmp_path, with_model=False, test_share=0)
+    assert [each.instance_id for each in problems_in(files[0])] == ["pallets__flask-5014"]
+    assert reasons_in(tmp_path) == {"bad_field": 1} and files[1].read_text() == ""
+
+
+def test_a_source_without_rows_is_said_to_be_empty(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("\n")
+    with pytest.raises(ConfigError, match="has no row"):
+        prepare(tmp_path / "rows.jsonl", tmp_path / "out", with_model=False)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_rows_say_cannot_steer_the_terminal(tmp_path, capsys):
+    rows = [pinned(bench_row_5()), pinned(bench_row_5(instance_id="a-1", image="\x1b[2J"))]
+    prepare(rows_file(tmp_path / "rows.jsonl", rows), tmp_path / "out", with_model=False, test_share=0)
+    printed = capsys.readouterr().out
+    assert "a-1" in printed and "\x1b" not in printed
+
+
 def test_the_digest_of_an_image_is_the_one_of_its_own_name():
     digests = [f"mirror/x@{DIGEST}", f"swebench/x@sha256:{'cd' * 32}", "odd"]
     assert digest_of("docker.io/swebench/x:latest", digests) == f"swebench/x@sha256:{'cd' * 32}"
@@ -146,10 +177,19 @@ def test_whole_repositories_are_held_out_and_one_is_left_to_train_on():
         ([], "exactly one of --source, --hub and --tasks"),
         (["--hub", "verified", "--tasks", "."], "--hub --tasks"),
         (["--tasks", ".", "--split", "test"], "no effect on --tasks"),
+        (["--tasks", ".", "--allow-tags"], "--allow-tags"),
+        (["--tasks", ".", "--allow-network"], "--allow-network"),
+        (["--source", ".", "--k", "2"], "without which nothing is run"),
+        (["--source", ".", "--concurrency", "2"], "without which nothing is run"),
+        (["--hub", "verified", "--backend", "docker"], "without which nothing is run"),
+        (["--source", ".", "--validate", "--backend", "bubblewrap"], "whose projects are in images"),
+        (["--source", ".", "--validate", "--backend", "process"], "give --backend one of docker,"),
+        (["--source", "/etc/hostname", "--split", "test"], "--source names one file"),
+        (["--source", "."], "holds no file of rows"),
         (["--hub", "verified", "--format", "swe"], "swe_bench, swe_gym, swe_smith"),
         (["--tasks", ".", "--k", "0"], "--k"),
         (["--tasks", ".", "--test-share", "2"], "--test-share"),
-        (["--tasks", ".", "--backend", "podman"], "bubblewrap, docker, process"),
+        (["--tasks", ".", "--backend", "podman"], "bubblewrap, docker"),
         (["--tasks", "/nowhere"], "is no folder"),
         (["--subst", "3"], "did you mean --subset?"),
     ],
@@ -169,12 +209,22 @@ def test_good_projects_become_rows_and_bad_ones_are_named_with_their_reason(tmp_
     write_task(root, "bad_mend", mended="return a - b - 1")
     write_task(root, "no_words", statement=" \n")
     write_task(root, "typo", task_yaml="tests: [tests]\n")
+    write_task(root, "broken", tests="def test_sum(:\n")
     output = tmp_path / "out"
     with pytest.raises(SystemExit) as info:
         main(["prepare", "swe", "--tasks", str(root), "--output", str(output), "--no-with-model", "--k", "1"])
     assert info.value.code == 0
-    left_out = {json.loads(line)["source"]: json.loads(line)["reason"] for line in (output / "left_out.jsonl").read_text().splitlines()}
-    assert left_out == {"bad_gold": "bad_patch", "bad_mend": "no_fail_to_pass", "no_words": "empty_statement", "typo": "bad_task_yaml"}
+    errors = [json.loads(line) for line in (output / "left_out.jsonl").read_text().splitlines()]
+    left_out = {error["source"]: error["reason"] for error in errors}
+    assert "SyntaxError" in next(error["detail"] for error in errors if error["source"] == "broken")
+    assert "; )" not in str(errors)
+    assert left_out == {
+        "bad_gold": "bad_patch",
+        "bad_mend": "no_fail_to_pass",
+        "no_words": "empty_statement",
+        "typo": "bad_task_yaml",
+        "broken": "tests_do_not_run",
+    }
     kept = problems_in(output / "train.jsonl") + problems_in(output / "test.jsonl")
     assert {each.instance_id for each in kept} == {"good_0", "good_1", "good_2"}
     assert {(each.fail_to_pass, each.pass_to_pass) for each in kept} == {
@@ -182,7 +232,7 @@ def test_good_projects_become_rows_and_bad_ones_are_named_with_their_reason(tmp_
     }
     assert len(problems_in(output / "test.jsonl")) == 1
     printed = capsys.readouterr().out
-    assert "tested 7/7" in printed and "typo: bad_task_yaml: 'tests' is not known" in printed
+    assert "tested 8/8" in printed and "typo: bad_task_yaml: 'tests' is not known" in printed
 
 
 def test_a_folder_of_which_nothing_can_be_used_writes_no_rows_and_says_why(tmp_path):
