@@ -104,6 +104,8 @@ def run_order(
         "runner": _source("guest_runner.py"),
         "source": _source("guest_pytest.py"),
         "compare": _source("guest_compare.py"),
+        "watch": _source("guest_watch.py"),
+        "state": _source("guest_state.py"),
         "secret": secret.hex(),
         "workdir": problem.workdir,
         "targets": list(targets),
