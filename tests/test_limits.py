@@ -23,6 +23,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "psrl/rewards/grading_worker.py": "runs the user's checker in its own process: whatever it raises is the answer",
     "psrl/runtime/doctor.py": "a check reports whatever its part raised, and the next one runs",
     "psrl/runtime/cluster.py": "Ray raises plain Exception when one of its processes does not come up",
+    "psrl/sandbox/engine_threads.py": "whatever a call raised in its thread is raised where it is waited for",
     "psrl/swe/guest_compare.py": "whatever a patch's own equality raises when it is asked is no yes",
     "psrl/sandbox/guest_interpreter.py": "runs the model's program: whatever it raises is its output",
 }

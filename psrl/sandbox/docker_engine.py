@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from psrl.errors import SandboxError, SandboxUnavailableError
+from psrl.sandbox.engine_threads import EngineThreads
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_S = 60.0
 """Of one call; a busy Engine that starts many containers at once takes seconds."""
 NUM_THREADS = 16
+NUM_LONG_THREADS = 5
+"""Of pulls and of making an image, which take minutes: starts and removals never wait for them."""
 FIX_SDK = "pip install 'docker>=7'"
 FIX_START = (
     "start it (`systemctl start docker`, or as root `dockerd`; to install: `apt-get install docker.io`), or name another one with "
@@ -45,18 +47,22 @@ class DockerEngine:
         self._url = url
         self._timeout_s = timeout_s
         self._client: APIClient | None = None
-        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="docker")
+        self._threads = EngineThreads(NUM_THREADS, name="docker")
+        self._long_threads = EngineThreads(NUM_LONG_THREADS, name="docker-long")
         self._connecting = threading.Lock()
 
-    async def ask(self, what: str, call: Callable[[APIClient], Answer]) -> Answer:
-        """The answer of `call`, which runs in a thread. `what` completes "the Docker Engine did not ...".
+    async def ask(self, what: str, call: Callable[[APIClient], Answer], *, is_long: bool = False) -> Answer:
+        """The answer of `call`, which runs in a thread to its end whoever is cancelled here.
+
+        `what` completes "the Docker Engine did not ..."; `is_long`: it may take longer than CALL_TIMEOUT_S.
 
         Raises:
             SandboxUnavailableError: There is no Engine to talk to.
             EngineRefusal: It answered with an error.
             SandboxError: It did not answer, or broke off.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: answer_of(self._connected(), what, call))
+        threads = self._long_threads if is_long else self._threads
+        return await asyncio.wrap_future(threads.submit(lambda: answer_of(self._connected(), what, call)))
 
     def _connected(self) -> APIClient:
         with self._connecting:

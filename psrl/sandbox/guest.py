@@ -139,7 +139,7 @@ class Guest:
     @property
     def _is_tampered(self) -> bool:
         """Whether a program has changed the guest itself: what went wrong since is the program's own."""
-        return posture() != self._posture
+        return bool(posture() != self._posture)
 
     def _send_tampered(self, request: dict[str, Any]) -> None:
         is_suspect = request["op"] == "program"

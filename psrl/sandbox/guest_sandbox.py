@@ -52,6 +52,7 @@ class GuestSandbox(Sandbox):
         self._link: GuestLink | None = None
         self._is_killed = False
         self._turn = asyncio.Lock()
+        self._stopping: asyncio.Task[None] | None = None
 
     @abstractmethod
     async def _connect(self) -> GuestLink:
@@ -156,8 +157,13 @@ class GuestSandbox(Sandbox):
         return payload
 
     async def stop(self) -> None:
-        """Kill the guest with all that runs inside and remove the place; may be called twice."""
+        """Kill the guest with all that runs inside and remove the place, also where the caller is cancelled; may be called twice."""
         self._kill()
+        if self._stopping is None or self._stopping.done():
+            self._stopping = asyncio.create_task(self._stop())
+        await asyncio.shield(self._stopping)
+
+    async def _stop(self) -> None:
         async with self._turn:
             link, self._link = self._link, None
         try:

@@ -23,7 +23,7 @@ QUIET_S = 300.0
 NOT_THERE = ("not found", "manifest unknown", "does not exist", "access denied", "denied", "unauthorized", "no basic auth credentials")
 NO_ROOM = ("no space left on device", "disk quota exceeded")
 MAX_PULLS = 4
-"""At once: each holds a thread of the Engine's client."""
+"""At once in a worker."""
 logger = logging.getLogger(__name__)
 
 
@@ -36,27 +36,38 @@ class Images:
         self._pull_timeout_s = pull_timeout_s
         self._packages = tuple(packages)
         self._found: dict[str | None, str] = {}
-        self._locks: dict[str | None, asyncio.Lock] = {}
+        self._making: dict[str | None, asyncio.Task[str]] = {}
+        """One for each image that is looked for, pulled or made now, whoever waits for it still."""
         self._pulls = asyncio.Semaphore(MAX_PULLS)
 
     async def ensure(self, reference: str | None) -> str:
-        """The id of an image, pulled where the Engine lacks it; None: the one made from this machine's files. By one caller at a time.
+        """The id of an image, pulled where the Engine lacks it; None: the one made from this machine's files.
+
+        All that ask at the same time wait for the same pull, which goes on when they are cancelled: it holds its place until it has ended,
+        and the next one that asks finds it.
 
         Raises:
             SandboxUnavailableError: There is no such image, or no room for it.
             SandboxError: The registry could not be reached, or was too slow; another time it may be there.
         """
-        async with self._locks.setdefault(reference, asyncio.Lock()):
-            if reference not in self._found:
-                self._found[reference] = await (self._local() if reference is None else self._found_or_pulled(reference))
+        if reference in self._found:
             return self._found[reference]
+        if reference not in self._making:
+            self._making[reference] = asyncio.create_task(self._local() if reference is None else self._found_or_pulled(reference))
+            self._making[reference].add_done_callback(lambda task: self._made(reference, task))
+        return await asyncio.shield(self._making[reference])
+
+    def _made(self, reference: str | None, task: asyncio.Task[str]) -> None:
+        del self._making[reference]
+        if not task.cancelled() and task.exception() is None:  # else those who wait are told
+            self._found[reference] = task.result()
 
     def forget(self, reference: str | None) -> None:
         """Ask the Engine again: it says that the image is gone."""
         self._found.pop(reference, None)
 
     async def _local(self) -> str:
-        return await self._engine.ask("make the local image", lambda client: local_image(client, self._packages, tell=tell))
+        return await self._engine.ask("make the local image", lambda client: local_image(client, self._packages, tell=tell), is_long=True)
 
     async def _found_or_pulled(self, reference: str) -> str:
         try:
@@ -76,7 +87,7 @@ class Images:
             return pull_image(client, reference, timeout_s=self._pull_timeout_s, tell=tell)
 
         try:
-            fault = await self._engine.ask(f"pull the image {reference}", pull)
+            fault = await self._engine.ask(f"pull the image {reference}", pull, is_long=True)
         except EngineRefusal as refusal:
             fault = str(refusal)
         if fault is not None:

@@ -277,6 +277,22 @@ def test_a_start_that_is_cancelled_leaves_no_container():
     assert containers_of(run) == []
 
 
+def test_a_stop_that_is_cancelled_removes_the_container_all_the_same():
+    run = f"{RUN}_stopped"
+
+    async def use():
+        sandbox = BackendSandboxes(settings_of(), run=run).make(SandboxSpec(limits=LIMITS))
+        await sandbox.start()
+        stop = asyncio.create_task(sandbox.stop())
+        await asyncio.sleep(0)
+        stop.cancel()
+        await asyncio.gather(stop, return_exceptions=True)
+        await sandbox.stop()  # waits for the same removal
+
+    asyncio.run(use())
+    assert containers_of(run) == []
+
+
 WORKER = """
 import asyncio, sys
 from psrl.config.sandbox import SandboxConfig

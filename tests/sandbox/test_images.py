@@ -4,7 +4,11 @@ import asyncio
 import logging
 import secrets
 import socket
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
 import docker.errors
 import pytest
@@ -12,8 +16,11 @@ from sandbox.row_image import engine_client
 from sandbox.small_registry import SmallImage, small_registry
 
 from psrl.errors import SandboxError, SandboxUnavailableError
-from psrl.sandbox.docker_engine import DockerEngine
+from psrl.sandbox.docker_engine import NUM_THREADS, DockerEngine
+from psrl.sandbox.docker_guest import removed
 from psrl.sandbox.images import Images, pull_error
+
+ROOT = Path(__file__).parents[2]
 
 
 def images_of(url, *, pull_timeout_s=30.0):
@@ -52,6 +59,79 @@ def test_an_image_is_pulled_once_by_callers_at_the_same_time_and_its_digest_is_s
     assert len(ids) == 1
     assert asked == [small.layer]
     assert f"pin it in rows as {registry}/project@{small.digest}" in caplog.text
+
+
+def test_a_pull_goes_on_when_those_who_wait_are_cancelled_and_the_next_one_finds_it(docker_engine, small):
+    hold = threading.Event()
+    with small_registry(small, hold=hold) as (registry, asked):
+        reference = f"{registry}/project:v1"
+        images = images_of(docker_engine)
+
+        async def use():
+            for _ in range(3):
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(images.ensure(reference), 0.3)
+            hold.set()
+            return await images.ensure(reference)
+
+        try:
+            assert asyncio.run(use()).startswith("sha256:")
+        finally:
+            forgotten(docker_engine, reference)
+    assert asked == [small.layer]
+
+
+def test_pulls_that_hang_keep_no_other_call_to_the_engine_waiting(docker_engine, small):
+    hold = threading.Event()
+    with small_registry(small, hold=hold) as (registry, _asked):
+        references = [f"{registry}/project{number}:v1" for number in range(2 * NUM_THREADS)]
+        engine = DockerEngine(docker_engine)
+        images = Images(engine, pull_timeout_s=60.0, packages=())
+
+        async def use():
+            waiting = [asyncio.create_task(images.ensure(reference)) for reference in references]
+            await asyncio.wait(waiting, timeout=1.0)
+            assert not any(task.done() for task in waiting)
+            for task in waiting:
+                task.cancel()
+            began = time.monotonic()
+            await removed(engine, "no-such-container")
+            seconds = time.monotonic() - began
+            hold.set()
+            return seconds, await asyncio.gather(*map(images.ensure, references))
+
+        try:
+            seconds, ids = asyncio.run(use())
+        finally:
+            forgotten(docker_engine, *references)
+    assert seconds < 5
+    assert len(set(ids)) == 1
+
+
+GIVES_UP = """
+import asyncio, sys
+from psrl.sandbox.docker_engine import DockerEngine
+from psrl.sandbox.images import Images
+
+async def play():
+    try:
+        await asyncio.wait_for(Images(DockerEngine(sys.argv[1] or None), pull_timeout_s=600, packages=()).ensure(sys.argv[2]), 1)
+    except TimeoutError:
+        print("given up", flush=True)
+
+asyncio.run(play())
+"""
+
+
+def test_a_process_that_is_over_does_not_wait_for_its_pull(docker_engine, small):
+    with small_registry(small, hold=threading.Event()) as (registry, _asked):
+        reference = f"{registry}/project:v1"
+        try:
+            argv = [sys.executable, "-c", GIVES_UP, docker_engine or "", reference]
+            done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+        finally:
+            forgotten(docker_engine, reference)
+    assert (done.stdout, done.stderr, done.returncode) == ("given up\n", "", 0)
 
 
 def test_an_image_that_is_named_by_its_digest_is_pulled_and_nothing_is_said_of_pinning(docker_engine, small, caplog):
