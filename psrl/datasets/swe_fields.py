@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from psrl.errors import RowError
+from psrl.types.swe_rules import is_path
 
 MAX_STATEMENT_CHARACTERS = 200_000
 """Of an issue, which a row holds twice; the longest published ones have a quarter of that."""
@@ -84,10 +85,8 @@ def checked_paths(paths: Iterable[str], reason: str, refuse: Refuse) -> tuple[st
     """Paths below the project, none of them of its git; in order."""
     kept = tuple(paths)
     for path in kept:
-        parts = path.split("/")
-        if not path or path.startswith("/") or ".." in parts or ".git" in parts or _BREAKS.search(path):
-            raise refuse(reason, f"{shown(path)} is no path of a file of the project")
-        checked_text(path, "a path", refuse)
+        if not is_path(path) or _BREAKS.search(path):
+            raise refuse(reason, f"{shown(path)} is no path of the project (below it, in its shortest form, not of its git)")
     return kept
 
 

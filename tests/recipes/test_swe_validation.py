@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from recipes.swe_published_rows import smith_row
-from recipes.swe_task_folders import write_task
+from recipes.swe_task_folders import diff_of, write_task
 
 from psrl.cli.main import main
 from psrl.config.reward import ExecutionConfig
 from psrl.config.sandbox import SandboxConfig
-from psrl.errors import SandboxError, SandboxUnavailableError
+from psrl.errors import RowError, SandboxError, SandboxUnavailableError
 from psrl.recipes.swe.task_folders import read_task_folder, with_tests_found
 from psrl.recipes.swe.validation import Validator
 from psrl.rewards.execution import ProjectGrader
@@ -136,7 +136,13 @@ def test_tests_that_end_now_so_now_otherwise_are_named(tmp_path, problem):
         (lambda folder: (folder / "gold.patch").unlink(), "no_gold_patch"),
         (lambda folder: (folder / "statement.md").unlink(), "empty_statement"),
         (lambda folder: (folder / "task.yaml").write_text("{broken"), "bad_task_yaml"),
+        (lambda folder: (folder / "project/pkg/data.bin").write_bytes(b"a\xff"), r"bad_file: project/pkg/data\.bin"),
+        (lambda folder: (folder / "statement.md").write_text("x" * 200_001), "too_large"),
+        (lambda folder: (folder / "gold.patch").write_text(diff_of("a\n", "b\n").replace("pkg/sums.py", "../../e")), "bad_patch"),
+        (lambda folder: (folder / "task.yaml").write_text("[" * 100_000), "bad_task_yaml"),
         (lambda folder: (folder / "task.yaml").write_text("test_paths: [/etc]"), "bad_task_yaml"),
+        (lambda folder: (folder / "task.yaml").write_text("test_paths: [tests, a/../../x]"), "bad_task_yaml"),
+        (lambda folder: (folder / "task.yaml").write_text("test_paths: [.git]"), "bad_task_yaml"),
         (lambda folder: (folder / "task.yaml").write_text("timeout_s: soon"), "bad_task_yaml"),
         (lambda folder: (folder / "task.yaml").write_text("test_paths: [spec]"), "no_test_files"),
     ],
@@ -145,7 +151,14 @@ def test_a_folder_that_is_no_task_says_why(tmp_path, break_it, reason):
     folder = write_task(tmp_path, "one", task_yaml="{test_paths: [tests], timeout_s: 5, repo: mine}")
     read = read_task_folder(folder)
     assert (read.repo, read.timeout_s, read.test_paths) == ("mine", 5, ("tests",))
-    assert SweProblem.of_row(json.loads(json.dumps(read.to_row())), source="s", uid="u") == read
+    named = replace(read, fail_to_pass=(MENDED,))
+    assert SweProblem.of_row(json.loads(json.dumps(named.to_row())), source="s", uid="u") == named
     break_it(folder)
     with pytest.raises(Exception, match=f"one row -1: {reason}"):
         read_task_folder(folder)
+
+
+@pytest.mark.parametrize("name", ["two words", "größe", "-x", "x" * 201])
+def test_a_folder_whose_name_is_no_id_is_refused(tmp_path, name):
+    with pytest.raises(RowError, match="bad_field: the folder's name is no plain name"):
+        read_task_folder(write_task(tmp_path, name))

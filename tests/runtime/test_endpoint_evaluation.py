@@ -15,7 +15,7 @@ from recipes.swe_task_folders import write_task
 from runtime.chat_endpoint import chat_endpoint
 
 from psrl.cli.main import main
-from psrl.recipes.swe.prepare import write_problems
+from psrl.recipes.swe.row_files import write_problems
 from psrl.recipes.swe.task_folders import read_task_folder
 
 RECIPE = """
@@ -47,7 +47,7 @@ def problems(tmp_path):
         statement = f"Problem {name}: total(2, 3) gives -1, not 5."
         read = read_task_folder(write_task(tmp_path / "tasks", name, statement=statement))
         made.append(replace(read, repo=repo, **tests))
-    write_problems(tmp_path / "problems.jsonl", made, {problem.instance_id: "tasks" for problem in made})
+    write_problems({tmp_path / "problems.jsonl": made}, {problem.instance_id: "tasks" for problem in made})
     (tmp_path / "mine.yaml").write_text(RECIPE.format(folder=tmp_path))
     return made
 
@@ -186,9 +186,17 @@ def test_what_cannot_be_evaluated_is_refused_before_anything_is_played(tmp_path,
     assert not (tmp_path / "runs").exists()
 
 
+def test_without_an_engine_nothing_is_played_and_the_reason_has_a_fix(tmp_path, problems, capsys):
+    engine = ("sandbox.backend=docker", f"sandbox.engine_url=unix://{tmp_path}/docker.sock")
+    with chat_endpoint(lambda body: SUBMIT) as (url, requests):
+        assert evaluate(tmp_path, url, *engine) != 0
+    assert "no Docker Engine answers at" in (printed := capsys.readouterr().err) and "Fix: start it" in printed
+    assert requests == []
+
+
 def test_rows_of_another_kind_than_the_agent_s_are_refused(tmp_path, problems, capsys):
     others = [replace(problem, task_kind="swe_tiny") for problem in problems]
-    write_problems(tmp_path / "problems.jsonl", others, {problem.instance_id: "tasks" for problem in problems})
+    write_problems({tmp_path / "problems.jsonl": others}, {problem.instance_id: "tasks" for problem in problems})
     with chat_endpoint(lambda body: SUBMIT) as (url, requests):
         assert evaluate(tmp_path, url) == 2
     assert "task_kind of val-0-0 (first) = 'swe_tiny'" in capsys.readouterr().err

@@ -35,8 +35,8 @@ DEFAULT_OUTPUT = Path("data/swe")
 MODEL_FOLDER = "SmolLM2-135M-Instruct"
 TASKS_SOURCE = "tasks"
 """`data_source` of rows of a folder of projects."""
-SPLITS = ("repo", "instance")
-BACKENDS = ("bubblewrap", "docker")
+DEFAULT_K = 3
+DEFAULT_CONCURRENCY = 2
 GRADING_TIMEOUT_S = 3600.0
 """Of one run of a problem's tests with all around it; the tests alone have the problem's own limit."""
 
@@ -105,7 +105,7 @@ def prepare(
     if tasks is not None:
         prepared, left_out = asyncio.run(_of_tasks(tasks, backend, k=k, num_at_once=concurrency))
     else:
-        rows = rows_of_hub(hub, split=split or "test") if hub else rows_of_source(source or Path(), split=split)
+        rows = rows_of_hub(hub, split=split or "test") if hub is not None else rows_of_source(source or Path(), split=split)
         prepared, left_out = problems_of_rows(rows, swe_format=SweFormat(format) if format else None, allow_network=allow_network)
         prepared, not_pinned = with_pinned_images(prepared, allow_tags=allow_tags)
         left_out += not_pinned
@@ -118,14 +118,9 @@ def prepare(
         left_out += broken
     tell_left_out(left_out, folder)
     if not problems:
-        given = ("--tasks", tasks) if tasks else ("--hub", hub) if hub else ("--source", source)
+        given = ("--tasks", tasks) if tasks else ("--hub", hub) if hub is not None else ("--source", source)
         if not left_out:
-            raise ConfigError(
-                key=given[0],
-                value=str(given[1]),
-                rule="has no row",
-                fix="name a file or folder with rows, docs/recipes/swe/prepare.md says which",
-            )
+            raise ConfigError(key=given[0], value=str(given[1]), rule="has no row", fix="name one that holds rows")
         rule = f"gives no usable problem {dict(Counter(error.reason for error in left_out))}"
         raise ConfigError(key=given[0], value=str(given[1]), rule=rule, fix=f"mend what {folder / LEFT_OUT_FILE} names")
     train, test = split_problems(problems, test_share, seed=seed, by=split_by)
@@ -195,7 +190,8 @@ async def _of_tasks(root: Path, backend: str, *, k: int, num_at_once: int) -> tu
     async def one(folder: Path, grader: Grader) -> SweProblem | RowError:
         try:
             async with free:
-                return await with_tests_found(read_task_folder(folder), grader, k=k)
+                found = await with_tests_found(read_task_folder(folder), grader, k=k)
+            return SweProblem.of_row(found.to_row(), source=folder.name, uid=folder.name)  # as a run will read it
         except RowError as error:
             return error
         except (SandboxError, EnvironmentFault, RewardError) as error:
