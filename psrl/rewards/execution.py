@@ -43,6 +43,14 @@ RUNNER_GRACE_S = 15.0
 """Beyond the tests' own time: the runner starts, and says that they are late."""
 
 
+class _Turn:
+    """Gradings of equal patches, one after the other; those who waited take what the one before them found."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.report: GradeReport | None = None
+
+
 class ProjectGrader:
     """Grades patches, some at once, each in a sandbox of its own. Lives in one event loop."""
 
@@ -60,7 +68,7 @@ class ProjectGrader:
         self._limits = replace(limits_of(settings), allow_network=allow_network)
         self._places = asyncio.Semaphore(num_concurrent)
         self._verdicts: OrderedDict[bytes, GradeReport] = OrderedDict()
-        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()  # a group's equal patches wait for one verdict
+        self._turns: WeakValueDictionary[bytes, _Turn] = WeakValueDictionary()  # a group's equal patches wait for one verdict
         self._parsers = LogParsers(num_processes=num_concurrent, timeout_s=COMMAND_WALL_S)
 
     async def grade(self, problem: SweProblem, patch: str) -> GradeReport:
@@ -76,15 +84,20 @@ class ProjectGrader:
         except PatchRefusedError as error:
             return refused(problem, error.cause, error.detail)
         key = blake2b(repr(problem).encode("utf-8", "replace") + b"\0" + checked.content).digest()
-        async with self._turns.setdefault(key, asyncio.Lock()):
+        turn = self._turns.setdefault(key, _Turn())
+        has_waited = turn.lock.locked()
+        async with turn.lock:
             if key in self._verdicts:
                 self._verdicts.move_to_end(key)
                 return self._verdicts[key]
+            if has_waited and turn.report is not None:  # a time-out, which is not kept
+                return turn.report
             required = (*problem.fail_to_pass, *problem.pass_to_pass)
             try:
                 report = judge(problem, await self._run(problem, checked, targets_of(problem, required)))
             except PatchRefusedError as error:
                 report = refused(problem, error.cause, error.detail)
+            turn.report = report
             self._keep(key, report)
             return report
 
@@ -138,7 +151,9 @@ class ProjectGrader:
             try:
                 neutralised = await put_back(sandbox, problem, base, changes, self._limits)
                 await apply_test_patch(sandbox, problem, self._limits)
-                pytest_said, _ = await pytest_settings(sandbox, problem, targets, self._limits)
+                settings = PytestSettings()
+                if problem.test_command is None:
+                    settings, _ = await pytest_settings(sandbox, problem, targets, self._limits)
             except PlaceFullError as error:
                 if patch is None or not swells(patch):
                     raise
@@ -148,7 +163,7 @@ class ProjectGrader:
             if problem.test_command is not None:
                 report = await self._run_command(sandbox, problem)
             else:
-                report = await self._run_pytest(sandbox, problem, patch, kept, targets, pytest_said)
+                report = await self._run_pytest(sandbox, problem, patch, kept, targets, settings)
             mark("tests")
         finally:
             await asyncio.shield(sandbox.stop())

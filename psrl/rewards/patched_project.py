@@ -12,7 +12,16 @@ from dataclasses import replace
 
 from psrl.errors import EnvironmentFault, RewardError
 from psrl.protocols import Sandbox
-from psrl.swe.hygiene import SHADOWS, configures, folders_of_tests, is_mixed, is_same_test_configuration, is_test_path, module_at
+from psrl.swe.hygiene import (
+    SHADOWS,
+    configures,
+    folders_of_tests,
+    is_mixed,
+    is_named_as_test,
+    is_same_test_configuration,
+    is_test_path,
+    module_at,
+)
 from psrl.swe.patch import Change, CheckedPatch, PatchRefusedError, changes_of, encoded
 from psrl.swe.project import GIT_ENVIRONMENT
 from psrl.swe.pytest_settings import READ_SCRIPT, PytestSettings, files_to_read, read_files, settings_of
@@ -107,7 +116,7 @@ async def apply_patch(sandbox: Sandbox, patch: CheckedPatch, base: str, limits: 
 
 async def put_back(sandbox: Sandbox, problem: SweProblem, base: str, changes: Sequence[Change], limits: SandboxLimits) -> frozenset[str]:
     """Put back what says how tests are found, run and told; the paths that were."""
-    required = [name.partition("::")[0] for name in (*problem.fail_to_pass, *problem.pass_to_pass) if ".py" in name.partition("::")[0]]
+    required = [path for name in (*problem.fail_to_pass, *problem.pass_to_pass) if is_named_as_test(path := name.partition("::")[0])]
     tests = files_of_tests(problem)
     tests = (*tests, *required, *folders_of_tests((*tests, *required)))
     chosen = [change for change in changes if is_test_path(change.path, tests) or configures(change.path)]

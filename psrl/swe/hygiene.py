@@ -44,6 +44,17 @@ def is_test_path(path: str, test_paths: Iterable[str]) -> bool:
     return False
 
 
+def is_named_as_test(path: str) -> bool:
+    """Whether a file is one of tests by its name, or by that of a folder above it; code with doctests is none.
+
+    Example:
+        "shop/test_cart.py", "shop/cart_test.py", "tests/cart.py" are; "shop/cart.py" is not.
+    """
+    *folders, name = path.split("/")
+    is_so_named = name.startswith("test_") or name.endswith(("_test.py", "_tests.py")) or name in ("test.py", "tests.py")
+    return name.endswith(".py") and (is_so_named or any(folder.lower() in (*TEST_FOLDERS, *OTHER_TEST_FOLDERS) for folder in folders))
+
+
 def configures(path: str) -> bool:
     """Whether the file has a name that pytest, Python's start or git looks for."""
     *folders, name = path.split("/")

@@ -58,6 +58,16 @@ def test_a_package_s_own_init_counts_where_its_tests_lie_in_it():
     assert (report.cause, report.neutralised) == ("resolved", ())
 
 
+def test_a_mend_of_a_file_whose_doctest_is_required_counts():
+    files = {
+        "shop/cart.py": 'def total(x):\n    """The sum.\n\n    >>> total([1, 2])\n    3\n    """\n    return sum(x) + 1\n',
+        "pytest.ini": "[pytest]\naddopts = --doctest-modules\n",
+    }
+    the_row = problem(files, test_paths=(), fail_to_pass=("shop/cart.py::shop.cart.total",), pass_to_pass=())
+    report = graded({"shop/cart.py": files["shop/cart.py"].replace(" + 1", "")}, the_row)
+    assert report.neutralised == ()
+
+
 class Sandboxes(BackendSandboxes):
     """With a module `rates` in the folder of installed packages, and a PYTHONPATH as an image may have."""
 
