@@ -24,6 +24,14 @@ class SandboxBackend(ABC):
     def __init__(self, settings: SandboxConfig) -> None:
         """ConfigError: the settings cannot work with this backend."""
 
+    async def is_known_to_work(self) -> bool:
+        """Whether nothing is left to be checked until a task says which place it needs; False: by a place.
+
+        Raises:
+            SandboxUnavailableError: No sandbox can be made here; says the fix.
+        """
+        return False
+
     @abstractmethod
     def make(self, *, label: str, spec: SandboxSpec, start_slots: AbstractAsyncContextManager[Any]) -> GuestSandbox:
         """A sandbox that is not started; see `GuestSandbox` for the arguments."""

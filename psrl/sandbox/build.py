@@ -63,11 +63,13 @@ class BackendSandboxes(Sandboxes):
         return self._backend.make(label=worker_label(self._run), spec=spec, start_slots=self._start_slots)
 
     async def preflight(self, spec: SandboxSpec | None = None) -> None:
-        """Make one place, run a command in it that must print 5, remove it.
+        """Make one place, run a command in it that must print 5, remove it. Without a spec: as far as the backend can without a task.
 
         Raises:
             SandboxUnavailableError: It did not; says what came instead, and the fix.
         """
+        if await self._backend.is_known_to_work() and spec is None:
+            return
         sandbox = self.make(spec or SandboxSpec(limits=limits_of(self._settings)))
         try:
             await sandbox.start()

@@ -50,6 +50,11 @@ class DockerBackend(SandboxBackend):
         self.engine = DockerEngine(engine_url_of(settings))
         self.images = Images(self.engine, pull_timeout_s=settings.pull_timeout_s, packages=settings.packages)
 
+    async def is_known_to_work(self) -> bool:
+        """Where the settings name no image the Engine answers, and the tasks may name theirs: none is made for nobody."""
+        await self.engine.ask("answer", lambda client: client.ping())
+        return self.settings.image is None
+
     def make(self, *, label: str, spec: SandboxSpec, start_slots: contextlib.AbstractAsyncContextManager[Any]) -> DockerSandbox:
         """See `SandboxBackend`."""
         return DockerSandbox(self, label=label, spec=spec, start_slots=start_slots)

@@ -5,6 +5,7 @@ import secrets
 import time
 
 import pytest
+from sandbox.row_image import empty_image
 
 from psrl.config.sandbox import SandboxConfig
 from psrl.errors import ConfigError, SandboxUnavailableError
@@ -28,8 +29,24 @@ def test_a_preflight_says_nothing_where_all_is_well_and_leaves_nothing(backend):
 
 
 def test_a_preflight_says_what_came_instead_of_5(backend):
+    spec = SandboxSpec(limits=SandboxLimits(wall_s=1e-6))
     with pytest.raises(SandboxUnavailableError, match=r"must print 5, but .*wall_time.*Fix: raise sandbox\.wall_s"):
-        asyncio.run(BackendSandboxes(SandboxConfig(backend=backend, wall_s=1e-6), run=RUN).preflight())
+        asyncio.run(BackendSandboxes(SandboxConfig(backend=backend), run=RUN).preflight(spec))
+    assert find_leftovers(RUN).count == 0
+
+
+def test_where_tasks_may_name_their_images_a_preflight_asks_the_engine_and_makes_none(docker_engine, tmp_path):
+    sandboxes = BackendSandboxes(SandboxConfig(backend="docker", packages=["pytest"]), run=RUN)
+    asyncio.run(sandboxes.preflight())
+    assert sandboxes._backend.images._found == {}
+    nowhere = SandboxConfig(backend="docker", engine_url=f"unix://{tmp_path}/docker.sock")
+    with pytest.raises(SandboxUnavailableError, match="no Docker Engine answers"):
+        asyncio.run(BackendSandboxes(nowhere, run=RUN).preflight())
+
+
+def test_where_the_settings_name_an_image_a_preflight_makes_a_place_of_it(docker_engine):
+    with empty_image(docker_engine, [("a", b"")]) as image, pytest.raises(SandboxUnavailableError, match="use an image with /bin/sh"):
+        asyncio.run(BackendSandboxes(SandboxConfig(backend="docker", image=image), run=RUN).preflight())
     assert find_leftovers(RUN).count == 0
 
 
