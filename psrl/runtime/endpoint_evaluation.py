@@ -17,8 +17,10 @@ from typing import Any, cast
 from psrl.agent_loops.base import LoopParts, agent_loops
 from psrl.agent_loops.runner import EpisodePool
 from psrl.agent_loops.session import SessionAgentLoop
+from psrl.config.agent_checks import plays_mini_swe
 from psrl.config.endpoint import Endpoint
 from psrl.config.load import to_yaml
+from psrl.config.sandbox import engine_url_of
 from psrl.config.tree import Config
 from psrl.data_plane import Partition
 from psrl.data_plane.memory import meta_of
@@ -75,7 +77,7 @@ def check_loop(name: str) -> None:
 
 async def _evaluate(config: Config, endpoint: Endpoint, tasks: Sequence[Task], note: Callable[[str], None]) -> EvalSummary:
     endpoint = await look_at(endpoint)
-    await asyncio.to_thread(reap)
+    await asyncio.to_thread(reap, engine_url=engine_url_of(config.sandbox))
     folder = RunFolder.create(Path(config.trainer.default_local_dir), config.recipe, datetime.now())
     folder.config.write_text(to_yaml(config))
     note(f"{len(tasks)} tasks at {endpoint.url}, model {endpoint.model}; run folder {folder.path}")
@@ -145,6 +147,8 @@ class EndpointEvaluation:
         writer = TrajectoryWriter(self._folder.trajectories)
         progress = ProgressLine("played", len(tasks))
         try:
+            if plays_mini_swe(rollout):
+                await sandboxes.preflight()
             await scorer.self_test()
             async with asyncio.TaskGroup() as group:
                 for task in tasks:
