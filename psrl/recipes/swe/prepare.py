@@ -119,10 +119,7 @@ def prepare(
     tell_left_out(left_out, folder)
     if not problems:
         given = ("--tasks", tasks) if tasks else ("--hub", hub) if hub is not None else ("--source", source)
-        if not left_out:
-            raise ConfigError(key=given[0], value=str(given[1]), rule="has no row", fix="name one that holds rows")
-        rule = f"gives no usable problem {dict(Counter(error.reason for error in left_out))}"
-        raise ConfigError(key=given[0], value=str(given[1]), rule=rule, fix=f"mend what {folder / LEFT_OUT_FILE} names")
+        raise _nothing_usable(*given, left_out, folder)
     train, test = split_problems(problems, test_share, seed=seed, by=split_by)
     parts = {folder / "train.jsonl": train, folder / "test.jsonl": test}
     write_problems(parts, sources)
@@ -131,6 +128,13 @@ def prepare(
     if with_model:
         print(f"model written to {make_smollm2_folder(folder / MODEL_FOLDER)}")
     return folder
+
+
+def _nothing_usable(option: str, value: object, left_out: Sequence[RowError], folder: Path) -> ConfigError:
+    if not left_out:
+        return ConfigError(key=option, value=str(value), rule="has no row", fix="name one that holds rows")
+    rule = f"gives no usable problem {dict(Counter(error.reason for error in left_out))}"
+    return ConfigError(key=option, value=str(value), rule=rule, fix=f"mend what {folder / LEFT_OUT_FILE} names")
 
 
 def problems_of_rows(
