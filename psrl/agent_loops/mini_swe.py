@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from psrl.agent_loops.base import Failure, LoopParts, failure_or, register_agent_loop
-from psrl.agent_loops.deadline import OutOfTimeError, within
+from psrl.agent_loops.deadline import GRACE_S, OutOfTimeError, within
 from psrl.agent_loops.mini_swe_server import EpisodeProcess, agent_server
 from psrl.agent_loops.multi_turn import environment_parts
 from psrl.agent_loops.session import AgentEnd, SessionAgentLoop
@@ -39,6 +39,8 @@ from psrl.swe.agent_turn import LIMITS_EXCEEDED, REPEATED_FORMAT_ERROR, SUBMITTE
 from psrl.types import Message, Outcome, Role, SessionAddress, SweProblem, Task, ToolCall
 
 CLOSE_TIMEOUT_S = 20.0
+BACKSTOP_S = 15.0
+"""Of `run_timeout_s` beyond its parts."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 FAR_RETRIES = 2
 """Of a request to another machine; the gateway on this one tries a turn again itself."""
@@ -119,8 +121,15 @@ class MiniSWEAgentLoopV1(SessionAgentLoop):
 
     @property
     def run_timeout_s(self) -> float:
-        """A backstop: each part of `run_agent` has its own end before it."""
-        return self._limits.episode_timeout_s + 2 * self._limits.step_timeout_s + CLOSE_TIMEOUT_S + 30.0
+        """A backstop: the parts of `run_agent` (sandbox, agent, patch, end of the sandbox) have all ended before it, at the latest."""
+        limits = self._limits
+        parts_s = (
+            limits.step_timeout_s + GRACE_S,
+            limits.episode_timeout_s + CLOSE_TIMEOUT_S,
+            limits.step_timeout_s + GRACE_S,
+            CLOSE_TIMEOUT_S + GRACE_S,
+        )
+        return sum(parts_s) + BACKSTOP_S
 
     async def run_agent(self, task: Task, address: SessionAddress) -> AgentEnd:
         """Sandbox, agent, patch; the sandbox is stopped whatever happens."""

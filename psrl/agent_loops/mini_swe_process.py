@@ -1,8 +1,9 @@
 """A program of its own: imports mini-swe-agent once, then forks a process for each episode. Run by `mini_swe_server`, never imported.
 
 The worker's end is the socket on descriptor 0: frames `{"fork": true}` with two descriptors (the episode's channel, its output) and
-`{"reap": pid}`, each answered. An episode's process dies with this one, and this one ends when the worker's end of the socket closes,
-so nothing is left whoever is killed. It removes no files: its folder is the worker's, and after the worker's death the reaper's.
+`{"reap": pid}`, each answered; `{"error": ...}` where there is no process to be had. An episode's process dies with this one, and this one
+ends when the worker's end of the socket closes, so nothing is left whoever is killed. It removes no files: its folder is the worker's, and
+after the worker's death the reaper's.
 
 In the fork runs mini-swe-agent's DefaultAgent, unmodified, with its own litellm model on the session's URL. Its environment sends each
 command up the channel and waits for the answer: nothing that the policy wrote runs in this process.
@@ -229,7 +230,10 @@ def main() -> None:
         for _level, _kind, content in ancillary:
             fds.frombytes(content)
         if "fork" in message:
-            answered: dict[str, Any] = {"pid": fork(control, list(fds))}
+            try:
+                answered: dict[str, Any] = {"pid": fork(control, list(fds))}
+            except OSError as error:  # No process or memory is free: this episode fails, those that run go on.
+                answered = {"error": str(error)}
         else:
             answered = {"exit_code": reap(message["reap"])}
         for fd in fds:

@@ -82,12 +82,14 @@ class AgentServer:
         """A new episode's process, which has these descriptors. Blocks until the server is warm.
 
         Raises:
-            ProcessDiedError: The server cannot be started or does not answer; the next call starts another one.
+            ProcessDiedError: The server cannot be started or does not answer; the next call starts another one. Or it cannot fork.
         """
         with self._turn:
             if not self._is_running():
                 self._spawn()
             answer = self._ask({"fork": True}, (channel, output))
+            if "error" in answer:
+                raise ProcessDiedError(f"the warm process of mini-swe-agent cannot fork: {answer['error']}")
             assert self._process is not None, "it has just answered"
             return Fork(pid=answer["pid"], server_pid=self._process.pid)
 
@@ -182,7 +184,7 @@ class AgentServer:
 
 @cache
 def agent_server() -> AgentServer:
-    """This worker's; it ends with the worker."""
+    """This worker's. Whoever ends the worker closes it; if nobody does, it ends with the worker and leaves its empty home."""
     return AgentServer()
 
 
@@ -196,13 +198,14 @@ class EpisodeProcess:
         """After the end: negative is the signal that killed it, -9 where it was still running."""
 
     async def __aenter__(self) -> EpisodeProcess:
-        with contextlib.ExitStack() as undo:
+        async with contextlib.AsyncExitStack() as undo:
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
             self._output_fd = os.memfd_create("psrl-agent-output")
             undo.callback(os.close, self._output_fd)
             with theirs:
                 self.fork = await self._forked(theirs.fileno())
+            undo.push_async_callback(asyncio.to_thread, self._server.end, self.fork)
             self._reader, self._writer = await asyncio.open_connection(sock=ours)
             undo.pop_all()
         return self

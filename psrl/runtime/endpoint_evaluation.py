@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from psrl.agent_loops.base import LoopParts, agent_loops
+from psrl.agent_loops.mini_swe_server import agent_server
 from psrl.agent_loops.runner import EpisodePool
 from psrl.agent_loops.session import SessionAgentLoop
 from psrl.config.agent_checks import plays_mini_swe
@@ -156,6 +157,7 @@ class EndpointEvaluation:
         finally:
             await pool.close()
             await scorer.close()
+            await asyncio.to_thread(agent_server().close)
             writer.close()
 
     async def _play(self, task: Task, pool: EpisodePool, writer: TrajectoryWriter, progress: ProgressLine) -> None:

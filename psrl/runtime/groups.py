@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from psrl.agent_loops.base import LoopParts
+from psrl.agent_loops.mini_swe_server import agent_server
 from psrl.agent_loops.runner import EpisodePool, EpisodeRunner
 from psrl.chat.renderer import load_renderer
 from psrl.config.agent_checks import plays_mini_swe
@@ -219,6 +220,7 @@ class AgentWorker:
             await self._generator.close()
         if self._sessions is not None:
             await self._sessions.aclose()
+        await asyncio.to_thread(agent_server().close)
 
 
 def summary_of(episode: Episode, num_retries: int) -> EpisodeSummary:

@@ -21,11 +21,13 @@ from mini_swe_kit import (
     play_episode,
     sandbox_processes,
     sandboxes,
+    swe_rollout,
     swe_task,
     write_yaml,
 )
 
 from psrl.agent_loops import EpisodeRunner, LoopParts
+from psrl.agent_loops.base import build_agent_loop
 from psrl.config.agent_yaml import read_agent_yaml
 from psrl.config.sandbox import SandboxConfig
 from psrl.environments.mini_swe_env import MiniSweEnvironment
@@ -373,3 +375,12 @@ def test_natively_a_command_in_flight_at_the_episodes_end_loses_nothing_that_was
     native, _ = play_natively(tmp_path, [block(f"{MEND}; sleep 2.5")], content, agent=agent)
     assert (native.result.outcome, native.result.submission.exit_status) == (Outcome.TIMEOUT, "TimeExceeded")
     assert changed_lines(native.result.submission.patch) == CHANGES
+
+
+def test_the_backstop_of_an_episode_is_later_than_all_its_parts(tmp_path):
+    places, limits = sandboxes()
+    rollout = swe_rollout(write_yaml(tmp_path, TEXT_YAML), agent={"episode_timeout_s": 60.0, "step_timeout_s": 10.0})
+    everything = {"renderer": renderer(), "generator": ScriptedGenerator([]), "sandboxes": places, "sandbox_limits": limits}
+    loop = build_agent_loop("mini_swe_agent", LoopParts(**everything, rollout=rollout, sessions=object()))
+    # The sandbox 10 s, the agent 60 s, the patch 10 s, the sandbox's end 20 s; and as long as cancelled work may take: 5, 20, 5 and 5 s.
+    assert loop.run_timeout_s > 10 + 60 + 10 + 20 + 5 + 20 + 5 + 5

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from psrl.agent_loops import mini_swe_server
 from psrl.agent_loops.mini_swe_server import PROGRAM, AgentServer, EpisodeProcess
+from psrl.errors import ProcessDiedError
 from psrl.sandbox.reaper import labelled_processes, reap
 from tests.gateway.gateway_kit import until
 
@@ -114,6 +116,61 @@ def test_a_cancelled_episode_leaves_no_process(server):
     pids = asyncio.run(run())
     assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
     assert children_of(server._process.pid) == set()
+
+
+def test_an_episode_that_is_cancelled_between_its_fork_and_its_channel_leaves_no_process(server, monkeypatch):
+    async def run():
+        async def never(**_):
+            is_reached.set()
+            await asyncio.Event().wait()
+
+        async def episode():
+            async with EpisodeProcess(server):
+                pass
+
+        is_reached = asyncio.Event()
+        await episode()  # so that the server is warm
+        monkeypatch.setattr(asyncio, "open_connection", never)
+        work = asyncio.create_task(episode())
+        await is_reached.wait()
+        assert len(children_of(server._process.pid)) == 1
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    asyncio.run(run())
+    assert children_of(server._process.pid) == set()
+
+
+def test_a_machine_without_a_free_process_fails_one_episode_and_not_those_that_run(tmp_path, monkeypatch):
+    program = tmp_path / "second_fork_fails.py"
+    program.write_text(
+        textwrap.dedent(f"""
+        import errno, itertools, os, runpy
+        fork, number = os.fork, itertools.count(1)
+        def limited():
+            if next(number) == 2:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            return fork()
+        os.fork = limited
+        runpy.run_path({str(PROGRAM)!r}, run_name="__main__")
+        """)
+    )
+    monkeypatch.setattr(mini_swe_server, "PROGRAM", program)
+    server = AgentServer()
+
+    async def run():
+        async with EpisodeProcess(server) as first:
+            with pytest.raises(ProcessDiedError, match=r"cannot fork: .*Resource temporarily unavailable"):
+                await EpisodeProcess(server).__aenter__()
+            async with EpisodeProcess(server) as third:
+                assert is_alive(first.fork.pid)
+                assert third.fork.server_pid == first.fork.server_pid
+
+    try:
+        asyncio.run(run())
+    finally:
+        server.close()
 
 
 def test_a_dead_server_takes_its_forks_along_and_the_next_episode_gets_a_new_one(server):

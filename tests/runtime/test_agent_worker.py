@@ -4,7 +4,9 @@ import asyncio
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
+from psrl.agent_loops.mini_swe_server import agent_server
 from psrl.config.load import load_config
 from psrl.runtime.build import agent_worker_settings
 from psrl.runtime.groups import AgentWorker
@@ -29,3 +31,14 @@ def test_a_worker_that_starts_removes_what_a_dead_one_left_and_nothing_of_a_live
     asyncio.run(start_and_stop())
     assert not left.exists()
     assert held.exists()
+
+
+def test_a_worker_that_stops_leaves_neither_warm_process_nor_folder(tmp_path, monkeypatch):
+    agent_server().close()  # of another test
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    agent_server().start()
+    assert [path.name.startswith(FOLDER_PREFIX) for path in tmp_path.iterdir()] == [True]
+    pid = agent_server()._process.pid
+    asyncio.run(AgentWorker(agent_worker_settings(load_config("retool_tiny"))).stop())
+    assert list(tmp_path.iterdir()) == []
+    assert not Path(f"/proc/{pid}").exists()
