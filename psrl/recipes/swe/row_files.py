@@ -30,12 +30,11 @@ def write_problems(parts: Mapping[Path, Sequence[SweProblem]], sources: Mapping[
             with unfinished[file].open("w", encoding="utf-8") as lines:
                 for problem in problems:
                     lines.write(json.dumps(_row_of(problem, sources[problem.instance_id]), ensure_ascii=False) + "\n")
-    except BaseException:
+        for file, path in unfinished.items():
+            path.rename(file)
+    finally:
         for path in unfinished.values():
             path.unlink(missing_ok=True)
-        raise
-    for file, path in unfinished.items():
-        path.rename(file)
 
 
 def tell_left_out(left_out: Sequence[RowError], folder: Path) -> None:
