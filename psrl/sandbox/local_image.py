@@ -17,7 +17,8 @@ import sysconfig
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,10 @@ MAX_SCRIPT_BYTES = 100_000
 IMPORT_CHANGES = ["ENV PATH=/opt/psrl/bin:/usr/bin:/bin", 'CMD ["/bin/bash"]']
 LIBRARIES_LIST = "/etc/ld.so.cache"
 ELF = b"\x7fELF"
+LDD_WITHIN_S = 60.0
+LOCK_WITHIN_S = 300.0
+"""Making the image takes seconds; on a machine whose cores and disk are all busy it may take minutes."""
+LOOK_AGAIN_S = 0.1
 
 
 class ImageContent:
@@ -135,9 +140,7 @@ def local_image(client: APIClient, packages: Sequence[str], *, tell: Callable[[s
     content = system_content(packages)
     tag = content.digest()[:16]
     name = f"{REPOSITORY}:{tag}"
-    # Workers of one machine make it once.
-    with open(Path(tempfile.gettempdir()) / f"psrl-local-image-{os.geteuid()}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with made_by_one_at_a_time():
         try:
             client.inspect_image(name)
             return name
@@ -154,6 +157,46 @@ def local_image(client: APIClient, packages: Sequence[str], *, tell: Callable[[s
         num_files = len(content.files)
         tell(f"image {name} made from this machine's files: {num_files} files, {size / 1e6:.0f} MB, {time.perf_counter() - began:.1f} s")
     return name
+
+
+@contextmanager
+def made_by_one_at_a_time(within_s: float = LOCK_WITHIN_S) -> Iterator[None]:
+    """Workers of one user and machine make the image once.
+
+    Raises:
+        SandboxUnavailableError: Somebody else holds the lock for longer, or its file is not this user's.
+    """
+    path = lock_path()
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise SandboxUnavailableError(f"the lock of the local image cannot be opened ({error}). Fix: remove {path}") from error
+    try:
+        if os.fstat(lock).st_uid != os.geteuid():
+            raise SandboxUnavailableError(f"the lock of the local image, {path}, is another user's. Fix: remove it")
+        deadline = time.monotonic() + within_s
+        while not _is_locked(lock):
+            if time.monotonic() >= deadline:
+                words = f"another process has held {path} for {within_s:g} s, while it makes the local image"
+                raise SandboxUnavailableError(f"{words}. Fix: end it (`fuser {path}`), or set sandbox.image")
+            time.sleep(LOOK_AGAIN_S)
+        yield
+    finally:
+        os.close(lock)
+
+
+def lock_path() -> Path:
+    """In the folder that the system keeps for this user, where it keeps one."""
+    own = Path(f"/run/user/{os.geteuid()}")
+    return (own if os.access(own, os.W_OK) else Path(tempfile.gettempdir())) / f"psrl-local-image-{os.geteuid()}.lock"
+
+
+def _is_locked(lock: int) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def system_content(packages: Sequence[str]) -> ImageContent:
@@ -214,9 +257,13 @@ def _add_packages(content: ImageContent, names: Sequence[str]) -> None:
 
 
 def add_libraries(content: ImageContent) -> None:
-    """What the programs load, by the answer of `ldd`."""
+    """What the programs load, by the answer of `ldd`. SandboxUnavailableError: it gives none."""
     binaries = [str(path) for path in content.files.values() if _is_elf(path)]
-    done = subprocess.run(["ldd", *binaries], capture_output=True, text=True, timeout=60, check=False)
+    try:
+        done = subprocess.run(["ldd", *binaries], capture_output=True, text=True, timeout=LDD_WITHIN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        cause = f"gave no answer within {LDD_WITHIN_S:g} s" if isinstance(error, subprocess.TimeoutExpired) else f"cannot be run ({error})"
+        raise SandboxUnavailableError(f"the local image needs `ldd`, which {cause}. Fix: try it by hand, or set sandbox.image") from error
     for line in set(done.stdout.splitlines()):
         words = line.split()
         found = next((word for word in words if word.startswith("/") and not word.endswith(":")), None)
