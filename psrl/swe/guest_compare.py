@@ -8,7 +8,6 @@ nothing. What is compared, and what comes out, stays as it was. Standard library
 from __future__ import annotations
 
 import ast
-import builtins
 import importlib
 import os
 import sys
@@ -17,7 +16,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-SEEN = "__psrl_seen__"
+SEEN = "look-" + os.urandom(12).hex()
+"""Stands for the function in a file's syntax tree; in its code the function itself is a constant, which nothing rebinds."""
 MAX_LOOKED_AT = 2000
 """Elements of one operand."""
 MAX_ASKED = 200
@@ -34,7 +34,7 @@ flags_of: Callable[[type], int] = type.__dict__["__flags__"].__get__
 
 
 class Operands(ast.NodeTransformer):
-    """`a == b` becomes `SEEN(a, flags, expected) == SEEN(b, flags)`; the arguments of unittest's assertions likewise."""
+    """`a == b` becomes `look(a, flags, expected) == look(b, flags)`; the arguments of unittest's assertions likewise."""
 
     def __init__(self, module: ast.Module) -> None:
         """A test file that names `ANY` itself compares with unittest.mock's; in others it is an answer that equals everything."""
@@ -70,7 +70,7 @@ class Operands(ast.NodeTransformer):
             return node
         expected = [each for each in operands if isinstance(each, ast.Constant) and each is not node]
         arguments = [node, ast.copy_location(ast.Constant(value=flags), node), *(ast.copy_location(each, node) for each in expected[:1])]
-        name = ast.copy_location(ast.Name(id=SEEN, ctx=ast.Load()), node)
+        name = ast.copy_location(ast.Constant(value=SEEN), node)
         return ast.copy_location(ast.Call(func=name, args=arguments, keywords=[]), node)
 
 
@@ -247,6 +247,17 @@ def _with_looks(module: ast.Module, *arguments: Any, **options: Any) -> Any:
     return rewrite(transform(module), *arguments, **options)
 
 
+def _code_with_looks(path: Any, config: Any) -> Any:
+    finish: Any = "psrl:finish"
+    return finish(path, config)
+
+
+def with_constant(code: types.CodeType, look: Any) -> types.CodeType:
+    """The code, and what lies in it, with the function where SEEN stood."""
+    constants = tuple(with_constant(each, look) if isinstance(each, types.CodeType) else each for each in code.co_consts)
+    return code.replace(co_consts=tuple(look if type(each) is str and each == SEEN else each for each in constants))
+
+
 def install(touched: frozenset[str], alarm: Callable[[str], None], sealed: Callable[..., Any]) -> None:
     """Have pytest's rewriting of test files put the looks in. Before the project's first line ran."""
     rewrite = importlib.import_module("_pytest.assertion.rewrite")
@@ -268,12 +279,19 @@ def install(touched: frozenset[str], alarm: Callable[[str], None], sealed: Calla
                 alarm(f"an object of {kind.__name__} equals whatever it is compared with")
                 break
 
-    setattr(builtins, SEEN, sealed(_look, examine=examine))
-    rewrite_asserts = getattr(rewrite, "rewrite_asserts", None)
-    if rewrite_asserts is None or not touched:
+    look = sealed(_look, examine=examine)
+    rewrite_asserts, rewrite_test = getattr(rewrite, "rewrite_asserts", None), getattr(rewrite, "_rewrite_test", None)
+    if rewrite_asserts is None or rewrite_test is None or not touched:
         return
 
     def transform(module: ast.Module) -> Any:
         return ast.fix_missing_locations(Operands(module).visit(module))
 
+    def finish(path: Any, config: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="'str' object is not callable", category=SyntaxWarning)
+            state, code = rewrite_test(path, config)
+        return state, with_constant(code, look)
+
     vars(rewrite)["rewrite_asserts"] = sealed(_with_looks, transform=transform, rewrite=rewrite_asserts)
+    vars(rewrite)["_rewrite_test"] = sealed(_code_with_looks, finish=finish)
