@@ -63,9 +63,9 @@ def test_a_mend_of_a_file_whose_doctest_is_required_counts():
         "shop/cart.py": 'def total(x):\n    """The sum.\n\n    >>> total([1, 2])\n    3\n    """\n    return sum(x) + 1\n',
         "pytest.ini": "[pytest]\naddopts = --doctest-modules\n",
     }
-    the_row = problem(files, test_paths=(), fail_to_pass=("shop/cart.py::shop.cart.total",), pass_to_pass=())
+    the_row = row(files, "shop/cart.py::shop.cart.total", test_paths=())
     report = graded({"shop/cart.py": files["shop/cart.py"].replace(" + 1", "")}, the_row)
-    assert report.neutralised == ()
+    assert (report.cause, report.neutralised) == ("resolved", ())
 
 
 class Sandboxes(BackendSandboxes):
