@@ -32,8 +32,10 @@ SHM_BYTES = 64 * 2**20
 CHECK_DISK_EVERY_S = 0.5
 CHECK_DISK_SHARE = 0.05
 """Of the time at most goes into measuring, which takes longer the more files were written."""
-READONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger", "/proc/1")
-"""Those of every container, and the guest's own."""
+READONLY_PATHS = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
+"""Those of every container."""
+OWN_READONLY_PATHS = ("/proc/1", "/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
+"""The guest's; and the Engine's files beside the image's, which it does not measure."""
 BOUNDED_ENV = {"HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8"}
 
 
@@ -188,7 +190,7 @@ def container_options(settings: SandboxConfig, spec: SandboxSpec, image: str) ->
         log_config=LogConfig(type="none"),
     )
     # Else a program that is root could have the kernel end the guest before itself, through /proc/1/oom_score_adj.
-    host["ReadonlyPaths"] = list(READONLY_PATHS)
+    host["ReadonlyPaths"] = [*READONLY_PATHS, *OWN_READONLY_PATHS]
     return {
         "image": image,
         "entrypoint": guest_argv(spec.workdir, (*folders, "/dev/shm") if is_bounded else ()),

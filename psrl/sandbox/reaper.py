@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from psrl.sandbox.leftover_containers import labelled_containers, remove_container
+from psrl.sandbox.leftover_containers import labelled_containers, remove_containers
 
 FOLDER_PREFIX = "psrl-sandbox-"
 MAX_KILL_ROUNDS = 10
@@ -78,7 +78,7 @@ def reap(run: str | None = None, *, engine_url: str | None = None) -> Leftovers:
     return Leftovers(
         pids=pids,
         folders=tuple(folder for folder in found.folders if not os.path.exists(folder)),
-        containers=tuple(container for container in found.containers if remove_container(engine_url, container)),
+        containers=remove_containers(engine_url, found.containers),
     )
 
 

@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,9 @@ from sandbox.row_image import empty_image, engine_client, row_image
 
 from psrl.config.sandbox import SandboxConfig, engine_url_of
 from psrl.errors import SandboxError, SandboxUnavailableError
-from psrl.sandbox import BackendSandboxes, build_interpreter, find_leftovers, reap, worker_label
+from psrl.sandbox import BackendSandboxes, build_interpreter, find_leftovers, leftover_containers, reap, worker_label
 from psrl.sandbox.docker_sandbox import container_options
-from psrl.sandbox.leftover_containers import labelled_containers, labels_of
+from psrl.sandbox.leftover_containers import engine_answers, labelled_containers, labels_of, remove_containers
 from psrl.types import SandboxLimits, SandboxSpec
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +146,13 @@ def test_what_is_written_into_an_image_is_measured_and_the_program_ended(image):
     full, after = play(use, image=image, workdir="/var/tmp")
     assert (full.killed_by, full.exit_code) == ("disk", None)
     assert after.stdout == b"on\n"
+
+
+def test_nothing_can_be_written_where_the_engine_does_not_measure(image):
+    files = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"]
+    result = shell(f"for file in {' '.join(files)}; do echo x >> $file; done; cat /etc/hosts; echo x > /etc/other", image=image)
+    assert result.stderr.count(b"Read-only file system") == 3
+    assert (b"localhost" in result.stdout, result.exit_code) == (True, 0)
 
 
 def test_a_user_and_a_number_of_cores_can_be_set():
@@ -355,6 +363,48 @@ def test_looking_for_leftovers_where_no_engine_is_takes_no_time(tmp_path):
     for url in (f"unix://{tmp_path}/missing.sock", f"unix://{tmp_path}", "ssh://host", "tcp://127.0.0.1:9"):
         assert labelled_containers(url) == {}
     assert time.monotonic() - began < 0.5
+
+
+@contextmanager
+def dripping_engine(path):
+    """Sends the start of an answer and then a byte now and then: what no real Engine does on demand."""
+    is_over = threading.Event()
+
+    def drip(connection):
+        with connection, suppress(OSError):
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            while not is_over.wait(0.05):
+                connection.sendall(b" ")
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        listener.settimeout(0.1)
+
+        def serve():
+            while not is_over.is_set():
+                with suppress(TimeoutError):
+                    threads.append(threading.Thread(target=drip, args=(listener.accept()[0],)))
+                    threads[-1].start()
+
+        threads = [threading.Thread(target=serve)]
+        threads[0].start()
+        try:
+            yield f"unix://{path}"
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join()
+
+
+def test_an_engine_that_drips_its_answers_holds_no_start_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(leftover_containers, "REMOVE_ALL_S", 1.0)
+    with dripping_engine(tmp_path / "drip.sock") as url:
+        began = time.monotonic()
+        assert not engine_answers(url)
+        assert labelled_containers(url) == {}
+        assert remove_containers(url, [str(number) for number in range(100)]) == ()
+        assert time.monotonic() - began < 6  # one second each
 
 
 @pytest.mark.slow
