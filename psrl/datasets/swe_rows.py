@@ -179,6 +179,7 @@ def _smith(raw: Mapping[str, Any], common: Mapping[str, Any], refuse: Refuse) ->
         "image": image,
         "gold_patch": gold_patch,
         "test_paths": test_files,
+        "hidden_paths": tuple(dict.fromkeys(name.partition("::")[0] for name in common["fail_to_pass"])),
         "test_command": _pytest_command(test_files, refuse),
         "log_parser": PYTEST_PARSER,
         "setup_commands": (_bounded(_apply_command(bug), refuse),),

@@ -74,8 +74,8 @@ class MiniSweEnvironment(Environment[SweProblem | Answers, AgentAction | str]):
         self._sandbox = self._sandboxes.make(sandbox_spec(problem, self._limits))
         await self._sandbox.start()
         started = time.monotonic()
-        self._base = await prepare_project(self._sandbox, problem)
-        self._cwd = self._settings.cwd or problem.workdir
+        self._base = await prepare_project(self._sandbox, problem, is_for_agent=True)
+        self._cwd, self._hidden_paths = self._settings.cwd or problem.workdir, problem.hidden_paths
         return problem, {"sandbox_start_s": started - began, "prepare_s": time.monotonic() - started}
 
     async def step(self, action: AgentAction | str) -> tuple[Answers, float | None, bool, Info]:
@@ -143,7 +143,8 @@ class MiniSweEnvironment(Environment[SweProblem | Answers, AgentAction | str]):
         if self._command is not None:
             await self._command
         status = exit_status or self._exit_status or (TIME_EXCEEDED if outcome is Outcome.TIMEOUT else LIMITS_EXCEEDED)
-        return Submission(exit_status=status, patch=await take_patch(self._sandbox, self._base, self._limits), text=self._text)
+        patch = await take_patch(self._sandbox, self._base, self._limits, hidden_paths=self._hidden_paths)
+        return Submission(exit_status=status, patch=patch, text=self._text)
 
     async def close(self) -> None:
         """Stop the sandbox, and with it what still runs there."""

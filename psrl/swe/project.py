@@ -7,7 +7,9 @@ to copy a mend from, and the same problem gives the same files everywhere.
 from __future__ import annotations
 
 import io
+import re
 import tarfile
+from collections.abc import Sequence
 from dataclasses import replace
 
 from psrl.errors import EnvironmentFault
@@ -55,6 +57,7 @@ git diff --cached --binary --no-color --no-ext-diff --no-textconv --no-renames -
 """
 """In a repository of its own beside the agent's, whose commit it borrows: settings, hooks, marks and locks that the agent, or a git that
 was killed, left in the project's repository lose no mend. A repository inside the project is no part of a patch."""
+GLOB_LETTERS, BACKSLASHED = r"([\\*?\[\]!# ])", r"\\\1"
 AS_BINARY = "* -diff"
 """Git attributes: a diff in ASCII, whatever the files hold."""
 
@@ -65,8 +68,10 @@ def sandbox_spec(problem: SweProblem, limits: SandboxLimits) -> SandboxSpec:
     return SandboxSpec(image=problem.image, workdir=problem.workdir, limits=limits)
 
 
-async def prepare_project(sandbox: Sandbox, problem: SweProblem) -> str:
+async def prepare_project(sandbox: Sandbox, problem: SweProblem, *, is_for_agent: bool = False) -> str:
     """Put the project's files into a started sandbox, run its set-up, and commit it; the id of its one commit.
+
+    What the problem hides is taken out where `is_for_agent`.
 
     Raises:
         EnvironmentFault: A command failed; says which, with its last output.
@@ -75,18 +80,22 @@ async def prepare_project(sandbox: Sandbox, problem: SweProblem) -> str:
         _ended_well(await sandbox.run(["tar", "-xf", "-"], stdin=archive_of(problem)), "unpacking the project's files")
     for command in problem.setup_commands:
         _ended_well(await sandbox.run(["bash", "-c", command]), f"set-up command {command!r:.200}")
+    if is_for_agent and problem.hidden_paths:
+        _ended_well(await sandbox.run(["rm", "-rf", "--", *problem.hidden_paths]), "taking hidden tests out")
     ended = await sandbox.run(["bash", "-c", COMMIT_SCRIPT, "commit", *EXCLUDED], env=GIT_ENVIRONMENT)
     return _ended_well(ended, "committing the project").stdout.decode().strip()
 
 
-async def take_patch(sandbox: Sandbox, base: str, limits: SandboxLimits) -> str:
+async def take_patch(sandbox: Sandbox, base: str, limits: SandboxLimits, *, hidden_paths: Sequence[str] = ()) -> str:
     """What differs from the commit `base`, files that git does not know yet included; empty where git cannot say.
 
-    `limits` are the run's. A patch that touches text which is no UTF-8 is one of binary files, so that it applies as it was taken.
+    `limits` are the run's; what lies at `hidden_paths`, which are not in the commit, is left out. A patch that touches text which is no
+    UTF-8 is one of binary files, so that it applies as it was taken.
     """
     limits = replace(limits, wall_s=60.0, cpu_s=60.0, output_bytes=MAX_PATCH_BYTES + MAX_PATCH_BYTES // 2)
+    excluded = (*EXCLUDED, *(f"/{re.sub(GLOB_LETTERS, BACKSLASHED, path)}" for path in hidden_paths))
     for attributes in ("", AS_BINARY):
-        ended = await sandbox.run(["bash", "-c", DIFF_SCRIPT, "diff", base, attributes, *EXCLUDED], env=GIT_ENVIRONMENT, limits=limits)
+        ended = await sandbox.run(["bash", "-c", DIFF_SCRIPT, "diff", base, attributes, *excluded], env=GIT_ENVIRONMENT, limits=limits)
         if ended.exit_code != 0:
             return ""
         try:

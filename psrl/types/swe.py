@@ -39,6 +39,8 @@ class SweProblem:
     """Files and folders below `workdir` that belong to the tests: they are put back before grading, whatever a patch did to them."""
     test_patch: str = ""
     """A diff of the tests that is applied when grading, after `test_paths` were put back; the agent never sees it."""
+    hidden_paths: tuple[str, ...] = ()
+    """Files of the tests that are not there while the agent plays, and that no patch of its can hold; grading has them."""
     fail_to_pass: tuple[str, ...]
     """Tests that fail before the gold patch and pass after it, as the report names them."""
     pass_to_pass: tuple[str, ...] = ()

@@ -82,6 +82,7 @@ RULES: dict[str, Rule] = {
     "gold_patch": TEXT,
     "test_paths": (_all(is_path), "a list of paths in their shortest form below workdir"),
     "test_patch": TEXT,
+    "hidden_paths": (_all(is_path), "a list of paths in their shortest form below workdir"),
     "fail_to_pass": (_all(is_text, at_least=1), "a list of texts with at least one"),
     "pass_to_pass": (_all(is_text), "a list of texts"),
     "test_command": TEXT,

@@ -93,6 +93,7 @@ def test_a_row_of_swe_smith_has_its_bug_put_in_and_its_mend_turned_round(tmp_pat
     problem = problem_of(smith_row())
     assert problem.image == "jyangballin/swesmith.x86_64.mewwts_1776_addict.75284f95"
     assert problem.test_paths == ("tests/test_area.py", "tests/test_more.py")
+    assert problem.hidden_paths == ("tests/test_area.py",)
     (tmp_path / "pkg").mkdir()
     clean = "def area(width, height):\n    return width * height\n"
     (tmp_path / "pkg" / "area.py").write_text(clean)

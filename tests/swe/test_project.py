@@ -39,6 +39,14 @@ LEFT = {
 }
 
 
+HIDDEN = "tests/test_calc [a] #1*.py"
+WITH_HIDDEN = replace(
+    PROBLEM,
+    files={**PROBLEM.files, HIDDEN: "def test_seen(): pass\n"},
+    hidden_paths=(HIDDEN, "tests/test_calc.py"),
+)
+
+
 def played(commands, *, problem=PROBLEM, times=1):
     """The patches that are taken, one after the other."""
 
@@ -46,11 +54,11 @@ def played(commands, *, problem=PROBLEM, times=1):
         sandbox = BackendSandboxes(SETTINGS).make(sandbox_spec(problem, LIMITS))
         try:
             await sandbox.start()
-            base = await prepare_project(sandbox, problem)
+            base = await prepare_project(sandbox, problem, is_for_agent=True)
             for command in commands:
                 ended = await sandbox.run(["bash", "-c", command])
                 assert ended.exit_code == 0, ended
-            return [await take_patch(sandbox, base, LIMITS) for _ in range(times)]
+            return [await take_patch(sandbox, base, LIMITS, hidden_paths=problem.hidden_paths) for _ in range(times)]
         finally:
             await sandbox.stop()
 
@@ -86,3 +94,13 @@ def test_a_file_of_bytes_comes_with_the_patch_and_text_stays_text():
     assert "+    return a + b" in patch
     assert "GIT binary patch" in patch
     assert is_resolved(patch)
+
+
+def test_hidden_tests_are_not_there_for_the_agent_and_what_it_puts_in_their_place_is_no_part_of_its_patch():
+    gone = 'test -d tests && [ -z "$(ls tests)" ] && ! git log --all -p | grep test_adds'
+    (patch,) = played([gone, MEND, f"touch '{HIDDEN}' tests/test_calc.py 'tests/test_calc a #1.py'"], problem=WITH_HIDDEN)
+    assert [line for line in patch.splitlines() if line.startswith("diff --git")] == [
+        "diff --git a/calc.py b/calc.py",
+        "diff --git a/tests/test_calc a #1.py b/tests/test_calc a #1.py",
+    ]
+    assert is_resolved(patch, WITH_HIDDEN)
