@@ -14,6 +14,7 @@ from psrl.config.model import ModelConfig
 from psrl.config.sft import SftConfig
 from psrl.datasets.demonstrations import tokens_of_all
 from psrl.datasets.generators import build_generator
+from psrl.errors import ConfigError
 from psrl.recipes.tiny_tokenizer import MODEL_MAX_LENGTH, build_tokenizer, conversation_text
 from psrl.training.sft import SftProgress, SftRow, train_sft
 
@@ -50,6 +51,19 @@ class TinyModel:
             renderer = load_renderer(start, tool_format="hermes")
             rows = (SftRow(each.ids, each.loss_mask) for each in tokens_of_all(demonstrations, renderer))
             train_sft(settings, ModelConfig(path=start), rows, on_step=on_step)
+
+    def prepare(self, name: str, source: Path | None, output: Path | None, *, num_steps: int) -> Path:
+        """What `psrl prepare NAME` of a tiny recipe does: `make` at `output`, else at `models/NAME`; returns that folder.
+
+        Raises:
+            ConfigError: A source was given; everything is made from a seed.
+        """
+        if source is not None:
+            raise ConfigError(key="--source", value=str(source), rule=f"{name} makes its data itself", fix="leave --source out")
+        folder = output or Path("models") / name
+        self.make(folder, num_steps=num_steps, on_step=show_progress)
+        print(f"model written to {folder}; train with train_actor_rollout_ref.model.path={folder}")
+        return folder
 
     def architecture(self, tokenizer: PreTrainedTokenizerBase) -> Qwen3Config:
         """About a million parameters in the shape of Qwen3."""
