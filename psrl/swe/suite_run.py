@@ -129,7 +129,7 @@ def read_answer(ended: CommandResult, order: RunOrder) -> TestReport:
     if answer["tampering"]:
         return TestReport(end=RunEnd.TAMPERED, detail=str(answer["tampering"][0]))
     if not answer["ready"]:
-        words = answer["output"].strip()[-MAX_WORDS:]
+        words = answer["output"].strip()[-MAX_WORDS:] or ("it took too long" if answer["late"] else "it ended without a word")
         raise EnvironmentFault(f"pytest cannot be started in the sandbox: {words}. Fix: list pytest in sandbox.packages, or in the image")
     odd = _oddity_of(answer)
     if odd:

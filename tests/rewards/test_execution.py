@@ -212,15 +212,14 @@ def test_whoever_waits_for_an_equal_patch_gets_its_verdict_although_its_first_gr
 
 
 def test_those_who_wait_share_a_time_out_and_who_comes_later_asks_again():
-    row = problem(timeout_s=0.5)
-    endless = edit({"shop/cart.py": "while True:\n    pass\n"})
+    row = problem(test_command="sleep 60", log_parser="parse_log_pytest", timeout_s=0.3)
 
     async def run():
         sandboxes = CountsSandboxes(SANDBOX)
         grader = ProjectGrader(sandboxes, ExecutionConfig(), num_concurrent=2)
-        reports = await asyncio.gather(*(grader.grade(row, endless) for _ in range(3)))
+        reports = await asyncio.gather(*(grader.grade(row, row.gold_patch) for _ in range(3)))
         num_made = sandboxes.num_made
-        return [*reports, await grader.grade(row, endless)], num_made, sandboxes.num_made
+        return [*reports, await grader.grade(row, row.gold_patch)], num_made, sandboxes.num_made
 
     reports, num_first, num_all = asyncio.run(run())
     assert [report.cause for report in reports] == [GradeCause.TIMEOUT] * 4
