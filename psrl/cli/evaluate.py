@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from psrl.cli.arguments import Overrides, Recipe
-from psrl.config.endpoint import is_endpoint, read_endpoint
+from psrl.config.endpoint import is_endpoint, read_endpoint, refuse_address_without_scheme
 from psrl.errors import ConfigError
 
 
@@ -38,8 +38,9 @@ def evaluate(
             fix = "give --model http://HOST:PORT/v1, or leave it out"
             raise ConfigError(key=flag, value=value, rule="is of an API, and --model is no URL", fix=fix)
     if model is not None:
+        refuse_address_without_scheme(model)
         given.append(f"train_actor_rollout_ref.model.path={_quoted(Path(model))}")
-    config = load_config(recipe, given)
+    config = load_config(recipe, given, purpose=Purpose.VALIDATION)
     from psrl.config.plan import make_plan, read_machine
 
     make_plan(config, read_machine(), with_training=False)

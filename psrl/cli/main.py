@@ -14,7 +14,7 @@ from rich.text import Text
 
 from psrl.cli.doctor import doctor
 from psrl.cli.evaluate import evaluate
-from psrl.cli.prepare import OWN_OPTIONS, prepare
+from psrl.cli.prepare import OWN_OPTIONS, PrepareCommand, prepare
 from psrl.cli.serve import serve
 from psrl.cli.sft import sft
 from psrl.cli.train import train
@@ -33,7 +33,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("sft")(sft)
 app.command("eval")(evaluate)
-app.command("prepare", context_settings=OWN_OPTIONS)(prepare)
+app.command("prepare", cls=PrepareCommand, context_settings=OWN_OPTIONS)(prepare)
 app.command("doctor")(doctor)
 app.command("serve")(serve)
 app.command("view")(view)

@@ -4,18 +4,43 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperCommand
 
 from psrl.cli.arguments import Recipe
-from psrl.cli.recipe_options import options_of, read_options
+from psrl.cli.recipe_options import RecipeOption, described, options_of, read_options
 from psrl.errors import ConfigError
 
 OWN_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Words that this command does not know are the recipe's."""
+
+WORDS = "psrl.words"
+
+
+class PrepareCommand(TyperCommand):
+    """Its help shows the options of the recipe that is named."""
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Keep the words: help is shown before they are read."""
+        context.meta[WORDS] = list(args)
+        return super().parse_args(context, args)
+
+    def format_epilog(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The recipe's own options with what its docstring says."""
+        recipe = next((word for word in context.meta[WORDS] if not word.startswith("-")), None)
+        formatter.write_paragraph()
+        if recipe is None:
+            formatter.write_text("Recipes have options of their own: psrl prepare RECIPE --help, and docs/recipes/RECIPE/prepare.md.")
+            return
+        function, options = _function_of(_folder_of(recipe))
+        with formatter.section(f"Options of {recipe}"):
+            formatter.write_dl(described(function, options) or [("none", "")])
 
 
 def prepare(
@@ -28,16 +53,25 @@ def prepare(
 
     Calls `prepare(source, output)` of the recipe's prepare.py; its other parameters are options: `subset: int` is --subset N.
     """
+    folder = _folder_of(recipe)
+    if source is not None and not source.exists():
+        raise ConfigError(key="--source", value=str(source), rule="is not on this machine", fix="name a file or folder that exists")
+    function, options = _function_of(folder)
+    function(source=source, output=output, **read_options(context.args, options, command=f"psrl prepare {recipe}"))
+
+
+def _folder_of(recipe: str) -> Path:
     from psrl.config.load import recipe_path
 
     folder = recipe_path(recipe).parent
     if not (folder / "prepare.py").is_file():
         raise ConfigError(key="recipe", value=recipe, rule="needs no preparation (it has no prepare.py)", fix=f"run psrl train {recipe}")
-    if source is not None and not source.exists():
-        raise ConfigError(key="--source", value=str(source), rule="is not on this machine", fix="name a file or folder that exists")
+    return folder
+
+
+def _function_of(folder: Path) -> tuple[Callable[..., object], list[RecipeOption]]:
     function = _module_of(folder).prepare
-    options = options_of(function, but=("source", "output"))
-    function(source=source, output=output, **read_options(context.args, options, command=f"psrl prepare {recipe}"))
+    return function, options_of(function, but=("source", "output"))
 
 
 def _module_of(folder: Path) -> ModuleType:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -50,6 +51,15 @@ def options_of(function: Callable[..., Any], *, but: Sequence[str]) -> list[Reci
     return found
 
 
+def described(function: Callable[..., Any], options: Sequence[RecipeOption]) -> list[tuple[str, str]]:
+    """(how an option is written, what the function's docstring says of it) of each."""
+    said = dict(re.findall(r"^ +(\w+): (.+)$", inspect.getdoc(function) or "", re.MULTILINE))
+    return [
+        (str(option) if option.kind is not bool else f"{option.flag} / --{NO}{option.flag[2:]}", said.get(option.name, ""))
+        for option in options
+    ]
+
+
 def read_options(words: Sequence[str], options: Sequence[RecipeOption], *, command: str) -> dict[str, Any]:
     """Arguments by parameter's name.
 
@@ -77,7 +87,7 @@ def read_options(words: Sequence[str], options: Sequence[RecipeOption], *, comma
             given[option.name] = is_on
             continue
         if not has_value:
-            if not left:
+            if not left or left[0].startswith("--"):
                 raise ConfigError(key=option.flag, value=None, rule="needs a value", fix=f"write {option}")
             value = left.pop(0)
         given[option.name] = _converted(option, value)

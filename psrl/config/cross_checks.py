@@ -98,16 +98,19 @@ def check_sft(config: Config) -> None:
     _check_model_files(config)
 
 
-def check_files(config: Config, *, is_model_elsewhere: bool = False) -> None:
-    """Everything that the settings name on disk is there; of a model that somebody else serves, what validation alone needs.
+def check_files(config: Config, *, is_validation_alone: bool = False, is_model_elsewhere: bool = False) -> None:
+    """Everything that the settings name on disk, and that is needed, is there.
 
     Raises:
         ConfigError: The first missing file, with its key.
     """
-    for index, path in enumerate(() if is_model_elsewhere else config.data.train_files):
-        _require_file(f"data.train_files[{index}]", path)
+    if not (is_validation_alone or config.data.train_files or config.data.generator.name):
+        fix = "set data.train_files=[rows.jsonl]; for validation alone: psrl eval"
+        raise ConfigError(key="data.train_files", value=[], rule="no source of training tasks is set", fix=fix)
+    for index, path in enumerate(() if is_validation_alone else config.data.train_files):
+        _require_file(f"data.train_files[{index}]", path, config.recipe)
     for index, path in enumerate(config.data.val_files):
-        _require_file(f"data.val_files[{index}]", path)
+        _require_file(f"data.val_files[{index}]", path, config.recipe)
     if not is_model_elsewhere:
         _check_model_files(config)
     optional = ["custom_reward_function.path"]
@@ -166,7 +169,7 @@ def _check_data(config: Config) -> None:
     if data.train_files and data.generator.name:
         rule = "tasks come from files or from a generator, not from both"
         raise ConfigError(key="data.train_files", value=value, rule=rule, fix="set data.generator.name=null or data.train_files=[]")
-    if not data.train_files and not data.generator.name:
+    if not data.train_files and not data.val_files and not data.generator.name:
         fix = "set data.train_files=[rows.jsonl] or data.generator.name=NAME"
         raise ConfigError(key="data.train_files", value=value, rule="no source of tasks is set", fix=fix)
     if data.generator.name and data.val_files:
@@ -379,11 +382,13 @@ def _require_model_folder(key: str, path: str) -> None:
         raise ConfigError(key=key, value=path, rule="holds no config.json", fix="name the folder of a Hugging Face model")
 
 
-def _require_file(key: str, path: str) -> None:
+def _require_file(key: str, path: str, recipe: str = "") -> None:
     if not Path(path).is_file():
-        _missing(key, path, "a file")
+        _missing(key, path, "a file", recipe)
 
 
-def _missing(key: str, path: Any, what: str) -> None:
-    fix = f"name {what} that exists (relative paths start at {Path.cwd()}); where a recipe makes it: psrl prepare RECIPE"
+def _missing(key: str, path: Any, what: str, recipe: str = "") -> None:
+    is_ours = recipe != "" and (Path(__file__).parent.parent / "recipes" / recipe / "prepare.py").is_file()
+    makes = f"or make it: psrl prepare {recipe}" if is_ours else "where a recipe makes it: psrl prepare RECIPE"
+    fix = f"name {what} that exists (relative paths start at {Path.cwd()}); {makes}"
     raise ConfigError(key=key, value=path, rule="is not on this machine", fix=fix)

@@ -58,7 +58,9 @@ class Purpose(StrEnum):
     """What the settings are loaded for; decides which files must be there."""
 
     TRAIN = "train"
-    """Reinforcement learning, or validation alone."""
+    """Reinforcement learning."""
+    VALIDATION = "validation"
+    """Of a model that psrl's engines serve: training rows need not be here."""
     SFT = "sft"
     ENDPOINT = "endpoint"
     """Validation of a model that somebody else serves: neither model nor training rows need be here."""
@@ -89,7 +91,8 @@ def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose 
         check_sft(config)
     else:
         check_combinations(config)
-        check_files(config, is_model_elsewhere=purpose is Purpose.ENDPOINT)
+        is_validation_alone = purpose in (Purpose.VALIDATION, Purpose.ENDPOINT)
+        check_files(config, is_validation_alone=is_validation_alone, is_model_elsewhere=purpose is Purpose.ENDPOINT)
     return config
 
 

@@ -6,6 +6,7 @@ Nothing is captured of their turns, so there are no tokens, no limits but the ag
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,15 +102,17 @@ async def look_at(endpoint: Endpoint) -> Endpoint:
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=LOOK_TIMEOUT_S)) as http,
             http.get(url, headers=headers) as answer,
         ):
-            status = answer.status
-            content = await answer.json(content_type=None) if status == 200 else None
+            status, kind = answer.status, answer.content_type
+            text = await answer.text(errors="replace") if status == 200 else ""
     except (TimeoutError, aiohttp.ClientError, ValueError) as error:
         rule = f"does not answer at {url} ({type(error).__name__}: {error})"
         raise ConfigError(key="--model", value=endpoint.url, rule=rule, fix="start the server, or correct the address") from error
     if status in (401, 403):
-        fix = "export its key and name the variable with --api-key-env VARIABLE"
-        raise ConfigError(key="--api-key-env", value=endpoint.url, rule=f"the endpoint refuses the key ({status})", fix=fix)
-    listed = _listed(content)
+        raise _refused_key(endpoint, status)
+    if status >= 500:
+        rule = f"answers {url} with {status}: the server is there and fails"
+        raise ConfigError(key="--model", value=endpoint.url, rule=rule, fix="look at the server's own log, and try again once it works")
+    listed = _listed(_content_of(text, endpoint, url, kind)) if status == 200 else []
     if endpoint.model is None and len(listed) != 1:
         rule = f"has {len(listed)} models" if listed else "does not say which models it has"
         fix = f"give --model-name NAME{', one of ' + ', '.join(listed[:20]) if listed else ''}"
@@ -118,6 +121,25 @@ async def look_at(endpoint: Endpoint) -> Endpoint:
         rule = f"is no model of the endpoint, which has {', '.join(listed[:20])}"
         raise ConfigError(key="--model-name", value=endpoint.model, rule=rule, fix=f"give --model-name {listed[0]}")
     return dataclasses.replace(endpoint, model=endpoint.model or listed[0])
+
+
+def _refused_key(endpoint: Endpoint, status: int) -> ConfigError:
+    """Says which key was sent, never the key."""
+    variable = endpoint.key_variable
+    rule = (
+        f"the endpoint refuses the key of {variable} ({status})" if variable else f"the endpoint wants a key ({status}), and none was given"
+    )
+    fix = "export the right key and name its variable with --api-key-env VARIABLE"
+    return ConfigError(key="--api-key-env", value=variable, rule=f"{rule}: {endpoint.url}", fix=fix)
+
+
+def _content_of(text: str, endpoint: Endpoint, url: str, kind: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        rule = f"answers {url} with {kind} that is no JSON: this is no OpenAI-compatible API"
+        fix = "correct the address (host, port, and the path before /v1)"
+        raise ConfigError(key="--model", value=endpoint.url, rule=rule, fix=fix) from error
 
 
 def _listed(content: Any) -> list[str]:

@@ -56,10 +56,21 @@ def test_a_switch_can_be_turned_off_and_what_is_not_given_keeps_its_default(reci
         (["--subset", "many"], ["--subset", "'many'", "a whole number"]),
         (["--share", "half"], ["--share", "a number"]),
         (["--subset"], ["--subset", "needs a value", "write --subset INT"]),
+        (["--subset", "--no-validate"], ["--subset", "needs a value", "write --subset INT"]),
         (["--validate=yes"], ["--validate", "takes no value"]),
         (["--validate", "--no-validate"], ["--validate", "is there twice"]),
     ],
-    ids=["misspelt", "no word can be a dict", "a bare word", "no whole number", "no number", "no value", "value of a switch", "twice"],
+    ids=[
+        "misspelt",
+        "no word can be a dict",
+        "bare word",
+        "no whole number",
+        "no number",
+        "no value",
+        "option as value",
+        "switch",
+        "twice",
+    ],
 )
 def test_a_wrong_option_is_refused_before_anything_runs(recipe, capsys, words, said):
     assert run_psrl("prepare", recipe, *words) == 2
@@ -70,3 +81,14 @@ def test_a_wrong_option_is_refused_before_anything_runs(recipe, capsys, words, s
 
 def test_the_options_of_a_shipped_recipe_are_its_parameters():
     assert [str(option) for option in options_of(prepare_retool, but=("source", "output"))] == ["--with-model"]
+
+
+def test_help_shows_the_options_of_the_recipe_that_is_named(recipe, capsys):
+    assert run_psrl("prepare", recipe, "--help") == 0
+    printed = capsys.readouterr().out
+    assert "--subset INT" in printed and "--validate / --no-validate" in printed and "--hook" not in printed
+    assert not (recipe / "given.json").exists()
+    assert run_psrl("prepare", "swe", "--help") == 0
+    assert "a folder of projects" in " ".join(capsys.readouterr().out.split())
+    assert run_psrl("prepare", "--help") == 0
+    assert "psrl prepare RECIPE --help" in capsys.readouterr().out

@@ -102,6 +102,24 @@ def test_fine_tuning_reads_only_its_own_section_and_the_model(tmp_path):
     assert load_config(str(path), purpose=Purpose.SFT).sft.generator == "arithmetic"
 
 
+def test_validation_alone_needs_no_training_rows(tmp_path):
+    path = write_recipe(tmp_path)
+    gone = ["data.train_files=[/nowhere/rows.jsonl]", f"data.val_files=[{tmp_path}/rows.jsonl]"]
+    for purpose in (Purpose.VALIDATION, Purpose.ENDPOINT):
+        assert load_config(str(path), gone, purpose=purpose).data.train_files == ["/nowhere/rows.jsonl"]
+        assert load_config(str(path), ["data.train_files=[]", gone[1]], purpose=purpose).data.train_files == []
+    with pytest.raises(ConfigError, match="is not on this machine"):
+        load_config(str(path), gone)
+    with pytest.raises(ConfigError, match="no source of training tasks"):
+        load_config(str(path), ["data.train_files=[]", gone[1]])
+
+
+def test_rows_that_a_shipped_recipe_makes_are_missed_with_its_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="psrl prepare swe"):
+        load_config("swe", purpose=Purpose.ENDPOINT)
+
+
 def test_every_number_has_bounds_and_every_rule_has_a_setting():
     leaves = {leaf.key: leaf for leaf in leaves_of(Config)}
     assert set(BOUNDS) | set(CHOICES) <= set(leaves)

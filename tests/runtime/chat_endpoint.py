@@ -7,12 +7,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def chat_endpoint(answer, *, models=("policy",), key=None, status=200):
-    """(URL, requests so far) of a server; `answer` gives a turn's text for the body of its request."""
+def chat_endpoint(answer, *, models=("policy",), key=None, status=200, listing=None):
+    """(URL, requests so far) of a server; `answer` gives a turn's text for the body of its request.
+
+    `listing` is (status, text) in the place of the list of models.
+    """
     requests = []
 
     class Server(BaseHTTPRequestHandler):
         def do_GET(self):
+            if listing is not None:
+                return self.send(listing[0], listing[1].encode(), "text/html")
             if models is None:
                 return self.say(404, {"error": {"message": "no list"}})
             self.say(200, {"object": "list", "data": [{"id": name, "object": "model"} for name in models]})
@@ -32,9 +37,11 @@ def chat_endpoint(answer, *, models=("policy",), key=None, status=200):
         def say(self, code, content):
             if key is not None and self.headers.get("authorization") != f"Bearer {key}":
                 code, content = 401, {"error": {"message": "wrong key"}}
-            data = json.dumps(content).encode()
+            self.send(code, json.dumps(content).encode(), "application/json")
+
+        def send(self, code, data, kind):
             self.send_response(code)
-            self.send_header("content-type", "application/json")
+            self.send_header("content-type", kind)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

@@ -163,7 +163,7 @@ def test_the_key_comes_from_the_variable_that_is_named(tmp_path, problems, monke
         assert len(requests) == 1
         monkeypatch.setenv("MY_KEY", "wrong")
         assert evaluate(tmp_path, url, "--api-key-env", "MY_KEY") == 2
-    assert "refuses the key (401)" in capsys.readouterr().err
+    assert "refuses the key of MY_KEY (401)" in capsys.readouterr().err
     written = "".join(path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*") if path.is_file())
     assert "secret-123" not in written
 
@@ -209,3 +209,21 @@ def test_the_model_s_name_must_be_given_where_there_are_several_and_be_one_of_th
         assert "has 2 models" in capsys.readouterr().err
         assert evaluate(tmp_path, url, "--model-name", "c") == 2
         assert "is no model of the endpoint, which has a, b" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("listing", "words"),
+    [
+        ((500, "{}"), ["with 500", "the server's own log"]),
+        ((503, "starting"), ["with 503", "the server's own log"]),
+        ((200, "<html>welcome</html>"), ["text/html that is no JSON", "correct the address"]),
+        ((200, "[" * 100_000), ["no JSON", "correct the address"]),
+        ((401, "{}"), ["wants a key (401), and none was given", "--api-key-env VARIABLE"]),
+    ],
+)
+def test_a_server_that_is_none_of_its_kind_or_fails_is_told_apart(tmp_path, problems, capsys, monkeypatch, listing, words):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with chat_endpoint(lambda body: SUBMIT, listing=listing) as (url, requests):
+        assert evaluate(tmp_path, url, "--model-name", "policy") == 2
+    printed = capsys.readouterr().err
+    assert [word for word in words if word not in printed] == [] and requests == []
