@@ -24,6 +24,13 @@ from psrl.types import Role
 
 FOLDER = RECIPES_FOLDER / "swe_tiny"
 MAX_SHIPPED_BYTES = 8 * 2**20
+PAGE = Path(__file__).parents[2] / "docs" / "recipes" / "swe_tiny" / "training.md"
+ROLLOUT = "gen_actor_rollout_ref.rollout"
+NATIVE = (
+    f"{ROLLOUT}.agent.default_agent_loop=multi_turn_agent",
+    f"{ROLLOUT}.agent.env.name=mini_swe_env",
+    f"{ROLLOUT}.agent.data.name=mini_swe_agent_data",
+)
 
 
 @pytest.fixture(scope="module")
@@ -130,3 +137,12 @@ def test_prompts_turns_and_episodes_fit_the_recipes_limits(renderer, demonstrati
 def test_psrl_sft_repeats_the_cold_start_of_the_package():
     settings = load_config("swe_tiny").sft
     assert settings == replace(SFT, generator="swe_projects", output_path=settings.output_path)
+
+
+def test_the_native_loop_plays_the_same_recipe_with_the_overrides_of_the_page():
+    through_agent, native = load_config("swe_tiny"), load_config("swe_tiny", NATIVE)
+    agent = native.gen_actor_rollout_ref.rollout.agent
+    assert (agent.default_agent_loop, agent.env.name, agent.data.name) == ("multi_turn_agent", "mini_swe_env", "mini_swe_agent_data")
+    assert agent.agent_loop_config_path == through_agent.gen_actor_rollout_ref.rollout.agent.agent_loop_config_path
+    assert native.data == through_agent.data
+    assert all(override in PAGE.read_text() for override in NATIVE)

@@ -14,7 +14,7 @@ from psrl.datasets.generators.swe_projects.names import MODULES, PACKAGES, PLURA
 from psrl.datasets.generators.swe_projects.shapes import VERBS
 from psrl.recipes.tiny_model import TinyModel
 
-SFT = SftConfig(num_steps=1500, batch_size=16, max_length=384, lr=2e-3, min_lr_ratio=0.05, seed=1, from_scratch=True)
+SFT = SftConfig(num_steps=1800, batch_size=16, max_length=384, lr=2e-3, min_lr_ratio=0.05, seed=1, from_scratch=True)
 NAMES = (*PACKAGES, *MODULES, *SCALARS, *(word for pair in PLURALS for word in pair), *RESULTS, *VERBS)
 MODEL = TinyModel(
     generator="swe_projects", num_tokenizer_texts=4000, vocab_size=1024, names=tuple(dict.fromkeys(NAMES)), intermediate_size=512, sft=SFT

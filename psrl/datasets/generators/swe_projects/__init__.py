@@ -17,7 +17,7 @@ from psrl.datasets.generators.swe_projects.shapes import BugKind
 from psrl.types import Message, Role, SweProblem, Task, TaskUid
 from psrl.types.swe import SWE_KEY
 
-LAZY_SHARE = 0.2
+LAZY_SHARE = 0.15
 """The last part of the demonstrations is lazy: the model first learns how to mend, then that it mostly need not read."""
 
 
