@@ -138,8 +138,11 @@ class Guest:
 
     @property
     def _is_tampered(self) -> bool:
-        """Whether a program has changed the guest itself: what went wrong since is the program's own."""
-        return bool(posture() != self._posture)
+        """Whether a program has changed the guest itself: what went wrong since is the program's own.
+
+        Where a filter holds it was somebody outside, such as an orchestrator that moves containers to other cores.
+        """
+        return self._is_isolated and self._filter is None and bool(posture() != self._posture)
 
     def _send_tampered(self, request: dict[str, Any]) -> None:
         is_suspect = request["op"] == "program"
@@ -266,7 +269,7 @@ class Guest:
 
     def _clean(self) -> bool:
         """Empty the scratch folders; False if that cannot be done or the guest was tampered with: the sandbox must be replaced."""
-        if self._is_tampered:
+        if posture() != self._posture:
             return False
         for folder in self._scratch:
             try:
@@ -310,8 +313,7 @@ class Guest:
             os.chdir(request.get("cwd") or self._work)
             self._limit(request["limits"])
             if self._filter is not None:
-                with contextlib.suppress(OSError):  # a kernel without filters: `_is_tampered` still sees what was done
-                    protect(self._filter)
+                protect(self._filter)
             if request["op"] == "program":
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 os._exit(self._run_program(payload.decode("utf-8", "surrogatepass")))

@@ -38,9 +38,9 @@ class FilterProgram(ctypes.Structure):
 
 
 def guest_filter(guest_pid: int) -> bytes | None:
-    """The filter for this machine; None where its numbers are not known, and the guest then sees only afterwards that it was changed."""
+    """The filter for this machine; None where its numbers are not known or it has no filters: the guest then sees only what was done."""
     machine = os.uname().machine
-    if machine not in ARCHITECTURES:
+    if machine not in ARCHITECTURES or not _has_filters():
         return None
     program = [
         (LOAD_WORD, 0, 0, OFFSET_ARCHITECTURE),
@@ -63,8 +63,13 @@ def guest_filter(guest_pid: int) -> bytes | None:
     return b"".join(INSTRUCTION.pack(*instruction) for instruction in program)
 
 
+def _has_filters() -> bool:
+    LIBC.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0)  # a kernel that has them misses the filter, another one knows no such mode
+    return ctypes.get_errno() == errno.EFAULT
+
+
 def protect(instructions: bytes) -> None:
-    """From here on the filter holds for this process and all that it starts. OSError: the kernel has no filters."""
+    """From here on the filter holds for this process and all that it starts. OSError: the kernel takes none."""
     program = FilterProgram(len(instructions) // INSTRUCTION.size, instructions)
     for arguments in ((PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)):
         if LIBC.prctl(*arguments) != 0:

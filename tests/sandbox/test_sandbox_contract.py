@@ -291,6 +291,19 @@ def test_where_the_kernels_numbers_are_not_known_a_guest_that_was_changed_is_nam
     assert [(result.exit_code, result.killed_by) for result in results] == [(0, None), (None, "tampered"), (None, "tampered")]
 
 
+def test_a_guest_that_somebody_outside_moves_to_other_cores_is_no_fault_of_its_programs(backend):
+    async def use(sandbox):
+        before = await sandbox.run(["true"])
+        guests = [pid for pid, label in labelled_processes().items() if label == worker_label(RUN)]
+        for pid in guests:
+            os.sched_setaffinity(pid, {min(os.sched_getaffinity(pid))})
+        return guests, before, await sandbox.run(["echo", "on"])
+
+    guests, before, after = with_sandbox(backend, use)
+    assert guests
+    assert (before.exit_code, after.stdout, after.exit_code, after.killed_by) == (0, b"on\n", 0, None)
+
+
 def test_an_unknown_backend_is_a_config_error_with_the_known_ones():
     with pytest.raises(ConfigError, match="bubblewrap, docker, process"):
         build_sandbox(SandboxConfig(backend="virtual_machine"))
