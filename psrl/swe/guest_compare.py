@@ -152,6 +152,8 @@ class Equalities:
             if file in self._touched or not file.startswith(("/", "<frozen")):
                 return True
             is_library = file.startswith(self._library) and "/site-packages/" not in file
+            if is_library and "<locals>" in method.__qualname__:
+                return True  # what a decorator or a mock made of another function
             return is_library and file != getattr(sys.modules.get(method.__module__ or ""), "__file__", file)
         return not isinstance(method, self._of_c)
 

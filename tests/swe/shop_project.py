@@ -97,11 +97,11 @@ def edit(changed: Mapping[str, str | None], files: Mapping[str, str] = FILES) ->
     return diff(files, after)
 
 
-def with_grader(use, **settings):
+def with_grader(use, sandbox: SandboxConfig = SANDBOX, **settings):
     """What `use(grader)` gives, with real sandboxes."""
 
     async def run():
-        grader = ProjectGrader(BackendSandboxes(SANDBOX), ExecutionConfig(**settings), num_concurrent=2)
+        grader = ProjectGrader(BackendSandboxes(sandbox), ExecutionConfig(**settings), num_concurrent=2)
         try:
             return await use(grader)
         finally:
@@ -113,3 +113,9 @@ def with_grader(use, **settings):
 def grade(patch: str, the_problem: SweProblem | None = None, **settings):
     """The verdict on one patch."""
     return with_grader(lambda grader: grader.grade(the_problem or problem(), patch), **settings)
+
+
+def on_pytest(version: str, patch: str):
+    """The verdict on one patch of the shop, by a pytest of that version."""
+    sandbox = SandboxConfig(packages=[f"pytest=={version}"])
+    return with_grader(lambda grader: grader.grade(problem(), patch), sandbox)

@@ -2,8 +2,10 @@
 
 import pytest
 from hostile_patches import HOSTILE
+from hostile_reaches import HOSTILE_REACHES
 from shop_project import grade, problem
 
+ALL = {**HOSTILE, **HOSTILE_REACHES}
 NEED_NO_SANDBOX = ("forbidden_path", "too_large", "invalid_patch")
 ALWAYS = (
     "a conftest beside the tests rewrites reports",
@@ -22,12 +24,17 @@ ALWAYS = (
     "the runner is killed",
     "a background process rewrites the tests",
     "an endless loop",
+    "the code of the plugin's functions is read",
+    "a hook comes and goes within a test",
+    "a function of a test file is replaced",
+    "frames by code of a file that is not there",
+    "an equality that is a function of C",
 )
 """One of each kind; `make test-slow` runs them all."""
 
 
 def cases():
-    for name, hostile in HOSTILE.items():
+    for name, hostile in ALL.items():
         is_quick = name in ALWAYS or set(hostile.causes) <= set(NEED_NO_SANDBOX)
         yield pytest.param(hostile, id=name, marks=() if is_quick else pytest.mark.slow)
 
@@ -40,6 +47,6 @@ def test_a_hostile_patch_is_refused_for_what_it_is(hostile):
     assert set(hostile.neutralised) <= set(report.neutralised)
 
 
-def test_there_are_forty_hostile_patches_and_one_of_each_kind_always_runs():
-    assert len(HOSTILE) >= 40
-    assert set(ALWAYS) <= set(HOSTILE)
+def test_there_are_a_hundred_hostile_patches_and_one_of_each_kind_always_runs():
+    assert len(ALL) >= 100
+    assert set(ALWAYS) <= set(ALL)
