@@ -71,11 +71,12 @@ class AgentServer:
         self._folder: Path | None = None
         self._output_fd: int | None = None
         self._is_ready = False
+        self._is_stopped = False
 
     def start(self) -> None:
         """Begin to start it, without a wait: it is warm a few seconds later."""
         with self._turn:
-            if not self._is_running():
+            if not self._is_running() and not self._is_stopped:
                 self._spawn()
 
     def fork(self, channel: int, output: int) -> Fork:
@@ -85,6 +86,8 @@ class AgentServer:
             ProcessDiedError: The server cannot be started or does not answer; the next call starts another one. Or it cannot fork.
         """
         with self._turn:
+            if self._is_stopped:
+                raise ProcessDiedError("the run is stopped: no process of mini-swe-agent is started any more")
             if not self._is_running():
                 self._spawn()
             answer = self._ask({"fork": True}, (channel, output))
@@ -106,10 +109,18 @@ class AgentServer:
                 return None
             return exit_code
 
+    def stop(self) -> None:
+        """End the server and its forks at once, whoever waits for it to be warm; none is started again before `close`."""
+        self._is_stopped = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
     def close(self) -> None:
         """End the server and its forks; may be called twice."""
         with self._turn:
             self._drop()
+            self._is_stopped = False
 
     def _is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -168,6 +179,8 @@ class AgentServer:
         finally:
             theirs.close()
         self._control, self._is_ready = ours, False
+        if self._is_stopped:
+            self._process.kill()  # `stop` came while it was made, and could not see it.
 
     def _drop(self) -> None:
         if self._control is not None:

@@ -12,10 +12,12 @@ from rich.text import Text
 
 from psrl.telemetry.report_episodes import cut
 from psrl.telemetry.trajectories import EpisodeRecord, lengths_of_turns
-from psrl.types import Message, Trajectory
+from psrl.types import LoopResult, Message, Trajectory
 
 SAMPLED_STYLE = "green"
 OBSERVED_STYLE = "dim"
+LAST_CHARACTERS = 40
+"""Of an episode's last turn; its end says how it ended."""
 ROLE_STYLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
 
 
@@ -27,12 +29,26 @@ def episode_table(records: Sequence[tuple[int, EpisodeRecord]]) -> Table:
     table.add_column("last words")
     for number, record in records:
         result, score = record.episode.result, record.episode.score
-        turns = len(lengths_of_turns(result.trajectories))
-        tokens = sum(trajectory.num_tokens for trajectory in result.trajectories)
-        last = " ".join(result.turn_texts[-1].split())[-40:] if result.turn_texts else ""
+        turns, tokens = turns_of(result), tokens_of(result)
+        last = " ".join(result.turn_texts[-1].split()) if result.turn_texts else ""
+        last = f"...{last[-LAST_CHARACTERS:]}" if len(last) > LAST_CHARACTERS else last
         values = (number, record.step, record.episode.task.uid, result.outcome.value, _number(score.reward))
         table.add_row(*[str(value) for value in (*values, turns, tokens)], Text(last))
     return table
+
+
+def turns_of(result: LoopResult) -> str:
+    """As captured, else as the agent counted."""
+    lengths = lengths_of_turns(result.trajectories)
+    calls = result.counts.get("agent/calls")
+    return str(len(lengths)) if lengths or calls is None else f"{calls:.0f}"
+
+
+def tokens_of(result: LoopResult) -> str:
+    """Unknown where an agent took turns of which nothing was captured, as at somebody else's endpoint."""
+    if not result.trajectories and result.counts.get("agent/calls"):
+        return "unknown"
+    return str(sum(trajectory.num_tokens for trajectory in result.trajectories))
 
 
 def _number(value: float | None) -> str:

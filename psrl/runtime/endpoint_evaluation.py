@@ -42,10 +42,15 @@ from psrl.runtime.tickets import validation_tickets
 from psrl.sandbox import BackendSandboxes, limits_of, reap
 from psrl.session_client.client import SessionClient
 from psrl.telemetry import names
+from psrl.telemetry.errors_log import ErrorLog
 from psrl.telemetry.progress import ProgressLine
 from psrl.telemetry.run_folder import RunFolder
 from psrl.telemetry.trajectories import TrajectoryWriter
-from psrl.types import Episode, EpisodeTicket, GroupUid, Outcome, PolicyVersion, Task
+from psrl.types import Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, PolicyVersion, SweProblem, Task
+from psrl.types.swe import SWE_KEY
+
+NAMED_RUNNING = 3
+"""Problems that the line of progress names, those that run longest."""
 
 
 def evaluate_endpoint(config: Config, endpoint: Endpoint, *, note: Callable[[str], None] = print) -> EvalSummary:
@@ -79,17 +84,19 @@ def check_loop(name: str) -> None:
 async def _evaluate(config: Config, endpoint: Endpoint, tasks: Sequence[Task], note: Callable[[str], None]) -> EvalSummary:
     endpoint = await look_at(endpoint)
     await asyncio.to_thread(reap, engine_url=engine_url_of(config.sandbox))
-    folder = RunFolder.create(Path(config.trainer.default_local_dir), config.recipe, datetime.now())
+    folder = RunFolder.create(Path(config.trainer.default_local_dir), config.recipe, datetime.now(), has_processes=False)
     folder.config.write_text(to_yaml(config))
-    note(f"{len(tasks)} tasks at {endpoint.url}, model {endpoint.model}; run folder {folder.path}")
     assert endpoint.model is not None, "it was asked for its name"
     evaluation = EndpointEvaluation(config, endpoint, folder, SweResults(folder.path, model_name=endpoint.model))
     stop = StopRequest(note=note)
     stop.install()
+    note(f"{len(tasks)} tasks at {endpoint.url}, model {endpoint.model}; run folder {folder.path}")
     began = time.monotonic()
+    stopping = asyncio.create_task(_end_agents(stop.event))
     try:
         await unless_stopped(evaluation.run(tasks), stop.event)
     finally:
+        stopping.cancel()
         stop.restore()
     metrics = validation_metrics(evaluation.groups) if evaluation.groups else {}
     return EvalSummary(
@@ -103,6 +110,12 @@ async def _evaluate(config: Config, endpoint: Endpoint, tasks: Sequence[Task], n
         stopped_early=stop.event.is_set(),
         swe=evaluation.results.summary(),
     )
+
+
+async def _end_agents(stop: asyncio.Event) -> None:
+    """A process of agents that is not warm yet would hold the end up for as long as it takes to be."""
+    await stop.wait()
+    agent_server().stop()
 
 
 class EndpointEvaluation:
@@ -122,6 +135,8 @@ class EndpointEvaluation:
         self.results = results
         self.groups: list[GroupResult] = []
         """Of the tasks that were played."""
+        self._names: dict[EpisodeUid, str] = {}
+        """Of the problems of episodes that wait or are played."""
 
     async def run(self, tasks: Sequence[Task]) -> None:
         """Play them all; the sandboxes are gone afterwards, however it ends."""
@@ -146,35 +161,63 @@ class EndpointEvaluation:
         runner = EndpointRunner(parts, scorer, score_timeout_s=config.reward.score_timeout_s(max_concurrent=max_concurrent))
         pool = EpisodePool(runner, max_concurrent=max_concurrent)
         writer = TrajectoryWriter(self._folder.trajectories)
+        errors = ErrorLog(self._folder.errors)
         progress = ProgressLine("played", len(tasks))
+        telling = asyncio.create_task(self._tell(pool, progress))
         try:
             if plays_mini_swe(rollout):
                 await sandboxes.preflight()
             await scorer.self_test()
             async with asyncio.TaskGroup() as group:
                 for task in tasks:
-                    group.create_task(self._play(task, pool, writer, progress))
+                    group.create_task(self._play(task, pool, writer, errors, progress))
         finally:
+            telling.cancel()
             await pool.close()
             await scorer.close()
             await asyncio.to_thread(agent_server().close)
             writer.close()
+            errors.close()
 
-    async def _play(self, task: Task, pool: EpisodePool, writer: TrajectoryWriter, progress: ProgressLine) -> None:
+    async def _tell(self, pool: EpisodePool, progress: ProgressLine) -> None:
+        """Waits for: a second at a time. Unblocked by: the end of `run`, which cancels it."""
+        while True:
+            await asyncio.sleep(1.0)
+            progress.show(self._so_far(pool))
+
+    def _so_far(self, pool: EpisodePool) -> str:
+        """`2 resolved, now: astropy__astropy-1 95 s, astropy__astropy-2 3 s and 4 more`."""
+        running = sorted(
+            ((seconds, self._names[uid]) for uid, seconds in pool.seconds_in_flight.items() if uid in self._names), reverse=True
+        )
+        named = ", ".join(f"{name} {seconds:.0f} s" for seconds, name in running[:NAMED_RUNNING])
+        rest = f" and {len(running) - NAMED_RUNNING} more" if len(running) > NAMED_RUNNING else ""
+        return f"{self.results.num_resolved} resolved" + (f", now: {named}{rest}" if running else "")
+
+    async def _play(self, task: Task, pool: EpisodePool, writer: TrajectoryWriter, errors: ErrorLog, progress: ProgressLine) -> None:
         seed = self._config.trainer.seed
         tickets = validation_tickets(task, num_sampled=self._rollout.n, is_greedy_too=False, version=PolicyVersion(0), run_seed=seed)
-        played = await asyncio.gather(*(self._play_again(task, ticket, pool) for ticket in tickets))
+        name = SweProblem.of_task(task).instance_id if SWE_KEY in task.extra_info else task.uid
+        self._names |= {ticket.uid: name for ticket in tickets}
+        played = await asyncio.gather(*(self._play_again(task, ticket, pool, errors) for ticket in tickets))
         for episode, _ in played:
             writer.write(episode, step=0)
             self.results.add(episode)
         summaries: tuple[EpisodeSummary, ...] = tuple(summary_of(episode, num_retries) for episode, num_retries in played)
         self.groups.append(GroupResult(group=GroupUid(task.uid), summaries=summaries, meta=meta_of([], Partition.TRAIN), records=()))
-        progress.done(f"{self.results.num_resolved} resolved")
+        for ticket in tickets:
+            del self._names[ticket.uid]
+        progress.done(self._so_far(pool))
 
-    async def _play_again(self, task: Task, ticket: EpisodeTicket, pool: EpisodePool) -> tuple[Episode, int]:
+    async def _play_again(self, task: Task, ticket: EpisodeTicket, pool: EpisodePool, errors: ErrorLog) -> tuple[Episode, int]:
         """(the episode, how often it was played again because something else than the model failed)."""
-        for num_retries in range(self._config.psrl.max_episode_retries):
+        num_retries = 0
+        while True:
             episode = await pool.run(task, ticket)
-            if episode.result.outcome is not Outcome.INFRA_ERROR:
+            is_fault = episode.result.outcome is Outcome.INFRA_ERROR
+            if episode.result.error:
+                unit = f"{self._names[ticket.uid]} {ticket.uid}"
+                errors.record_text(episode.result.outcome.value, episode.result.error, is_retryable=is_fault, unit=unit, step=0)
+            if not is_fault or num_retries == self._config.psrl.max_episode_retries:
                 return episode, num_retries
-        return await pool.run(task, ticket), self._config.psrl.max_episode_retries
+            num_retries += 1

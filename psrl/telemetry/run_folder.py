@@ -4,6 +4,8 @@ config.yaml            the resolved settings
 metrics.jsonl          one line per logged step
 tensorboard/           the same for TensorBoard
 trajectories/*.jsonl   every kept episode: train.jsonl, val.jsonl
+predictions.json       of an evaluation of problems: the patches, in SWE-bench's format
+results.json           of the same: each problem's verdict
 errors.jsonl           what failed, when, and whether trying again can help
 checkpoints/           weights, optimizer, frontier
 report.html            the run on one page
@@ -33,8 +35,10 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, root: Path, recipe: str, started: datetime) -> RunFolder:
+    def create(cls, root: Path, recipe: str, started: datetime, *, has_processes: bool = True) -> RunFolder:
         """Make a new folder; runs that start in the same second get `-2`, `-3`, ... behind the time.
+
+        Without processes (an evaluation at somebody else's endpoint) there are no logs, checkpoints and curves.
 
         Raises:
             ConfigError: `recipe` is no plain name.
@@ -51,7 +55,7 @@ class RunFolder:
                 number += 1
                 continue
             run = cls(path)
-            for folder in (run.tensorboard, run.trajectories, run.checkpoints, run.logs):
+            for folder in (run.trajectories, *((run.tensorboard, run.checkpoints, run.logs) if has_processes else ())):
                 folder.mkdir()
             return run
 

@@ -2,10 +2,12 @@
 
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from runtime.chat_endpoint import chat_endpoint
 from psrl.cli.main import main
 from psrl.recipes.swe.row_files import write_problems
 from psrl.recipes.swe.task_folders import read_task_folder
+from psrl.telemetry.errors_log import read_errors
 
 RECIPE = """
 defaults: [/swe/config@_global_, _self_]
@@ -76,23 +79,44 @@ def run_folder(tmp_path):
     return folder
 
 
-def test_a_gold_agent_resolves_everything_and_its_patches_are_predictions_that_swebench_reads(tmp_path, problems, capsys):
-    with chat_endpoint(gold(problems), models=["org/teacher"]) as (url, requests):
-        assert evaluate(tmp_path, f"{url}/v1") == 0
+def test_a_mixed_agent_is_told_apart_and_its_patches_are_predictions_that_swebench_reads(tmp_path, problems, capsys, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "secret-123")
+    with chat_endpoint(gold(problems, but=["first"]), models=["org/teacher", "other"], key="secret-123") as (url, requests):
+        assert evaluate(tmp_path, f"{url}/v1", "--model-name", "org/teacher", "--api-key-env", "MY_KEY") == 0
     printed = capsys.readouterr().out
-    assert "resolved 3 of 3: 100.0% (95% confidence interval 43.9% to 100.0%, Wilson)" in printed  # 3 / (3 + 1.96²) = 0.4385
+    assert "resolved 2 of 3: 66.7% (95% confidence interval 20.8% to 93.9%, Wilson)" in printed
     assert "played 3/3" in printed and "outcomes" in printed and "finished 3" in printed and "Submitted 3" in printed
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["mine", "1", "2"] in rows and ["other", "1", "1"] in rows
     assert {body["model"] for body in requests} == {"org/teacher"}
     folder = run_folder(tmp_path)
-    predictions = predictions_as_swebench_reads_them(folder / "predictions.json")
-    assert {each["instance_id"]: each["model_name_or_path"] for each in predictions} == dict.fromkeys(
+    predictions = {each["instance_id"]: each for each in predictions_as_swebench_reads_them(folder / "predictions.json")}
+    assert {name: each["model_name_or_path"] for name, each in predictions.items()} == dict.fromkeys(
         ("first", "second", "third"), "org/teacher"
     )
-    assert all("+    return a + b" in each["model_patch"] for each in predictions)
+    assert predictions["first"]["model_patch"] == ""
+    assert all("+    return a + b" in predictions[name]["model_patch"] for name in ("second", "third"))
     results = {each["instance_id"]: each for each in json.loads((folder / "results.json").read_text())}
     assert results["third"]["repo"] == "other" and results["third"]["is_resolved"] and results["third"]["num_turns"] == 2
     assert len((folder / "trajectories" / "val.jsonl").read_text().splitlines()) == 3
     assert [child.name() for child in psutil.Process().children(recursive=True) if "bwrap" in child.name()] == []
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml", "errors.jsonl", "predictions.json", "results.json", "trajectories"
+    }  # fmt: skip
+    assert not any("secret-123" in path.read_text(errors="replace") for path in folder.rglob("*") if path.is_file())
+    with pytest.raises(SystemExit):
+        main(["view", str(folder), "--val"])
+    listed = capsys.readouterr().out
+    assert "unknown" in listed and "I know this one" not in listed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("is_gold", "said"), [(True, "3 of 3: 100.0% (95% confidence interval 43.9%"), (False, "0 of 3: 0.0%")])
+def test_gold_resolves_all_and_null_none(tmp_path, problems, capsys, is_gold, said):
+    # 3 / (3 + 1.96²) = 0.4385; the endpoint has no list of models.
+    with chat_endpoint(gold(problems, but=[] if is_gold else ["first", "second", "third"]), models=None) as (url, _):
+        assert evaluate(tmp_path, url, "--model-name", "policy") == 0
+    assert f"resolved {said}" in capsys.readouterr().out
 
 
 def predictions_as_swebench_reads_them(path):
@@ -105,23 +129,6 @@ def predictions_as_swebench_reads_them(path):
     return space["get_predictions_from_file"](str(path), "SWE-bench/SWE-bench_Verified", "test")
 
 
-def test_a_null_agent_resolves_nothing_also_at_an_endpoint_without_a_list_of_models(tmp_path, problems, capsys):
-    with chat_endpoint(lambda body: SUBMIT, models=None) as (url, _):
-        assert evaluate(tmp_path, url, "--model-name", "policy") == 0
-    assert "resolved 0 of 3: 0.0% (95% confidence interval 0.0% to 56.1%, Wilson)" in capsys.readouterr().out
-    predictions = json.loads((run_folder(tmp_path) / "predictions.json").read_text())
-    assert {each["model_patch"] for each in predictions.values()} == {""}
-
-
-def test_by_repository_and_by_outcome_a_mixed_agent_is_told_apart(tmp_path, problems, capsys):
-    with chat_endpoint(gold(problems, but=["first"]), models=["mixed", "other"]) as (url, _):
-        assert evaluate(tmp_path, url, "--model-name", "mixed") == 0
-    printed = capsys.readouterr().out
-    assert "resolved 2 of 3" in printed
-    rows = [line.split() for line in printed.splitlines()]
-    assert ["mine", "1", "2"] in rows and ["other", "1", "1"] in rows
-
-
 def test_an_endpoint_that_fails_is_no_fault_of_the_model_s(tmp_path, problems, capsys):
     with chat_endpoint(gold(problems), status=500) as (url, requests):
         assert evaluate(tmp_path, url, "data.val_max_samples=1") == 0
@@ -129,9 +136,27 @@ def test_an_endpoint_that_fails_is_no_fault_of_the_model_s(tmp_path, problems, c
     assert "resolved 0 of 1" in printed and "infra_error 1" in printed
     (result,) = json.loads((run_folder(tmp_path) / "results.json").read_text())
     assert result["reward"] is None and "InternalServerError" in result["error"]
+    errors = list(read_errors(run_folder(tmp_path) / "errors.jsonl"))
+    assert [error.error_class for error in errors] == ["infra_error"] * 2 and all(error.unit.startswith("first ") for error in errors)
+    assert "InternalServerError" in errors[0].message and errors[0].is_retryable
     assert len(requests) >= 2  # played again once, as psrl.max_episode_retries says
 
 
+def test_an_interrupt_of_the_terminal_before_agents_are_warm_ends_within_seconds(tmp_path, problems):
+    with chat_endpoint(gold(problems)) as (url, requests):
+        command = [sys.executable, "-m", "psrl", "eval", str(tmp_path / "mine.yaml"), "--model", url]
+        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+        assert "run folder" in program.stdout.readline()
+        os.killpg(program.pid, signal.SIGINT)
+        began = time.monotonic()
+        printed, _ = program.communicate(timeout=60)
+    assert time.monotonic() - began < 15
+    assert program.returncode == 0
+    assert "SIGINT: finishing" in printed and "stopped early" in printed and "Traceback" not in printed
+    assert requests == []
+
+
+@pytest.mark.slow
 def test_an_interrupt_ends_the_evaluation_and_keeps_what_was_played(tmp_path, problems):
     is_asked, may_answer = threading.Event(), threading.Event()
 
@@ -156,16 +181,11 @@ def test_an_interrupt_ends_the_evaluation_and_keeps_what_was_played(tmp_path, pr
     assert list(json.loads((run_folder(tmp_path) / "predictions.json").read_text())) == ["first"]
 
 
-def test_the_key_comes_from_the_variable_that_is_named(tmp_path, problems, monkeypatch, capsys):
-    monkeypatch.setenv("MY_KEY", "secret-123")
+def test_a_key_that_is_refused_is_named_by_its_variable(tmp_path, problems, monkeypatch, capsys):
+    monkeypatch.setenv("MY_KEY", "wrong")
     with chat_endpoint(lambda body: SUBMIT, key="secret-123") as (url, requests):
-        assert evaluate(tmp_path, url, "--api-key-env", "MY_KEY", "data.val_max_samples=1") == 0
-        assert len(requests) == 1
-        monkeypatch.setenv("MY_KEY", "wrong")
         assert evaluate(tmp_path, url, "--api-key-env", "MY_KEY") == 2
-    assert "refuses the key of MY_KEY (401)" in capsys.readouterr().err
-    written = "".join(path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*") if path.is_file())
-    assert "secret-123" not in written
+    assert "refuses the key of MY_KEY (401)" in capsys.readouterr().err and requests == []
 
 
 @pytest.mark.parametrize(
