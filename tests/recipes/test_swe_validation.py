@@ -55,6 +55,7 @@ def validated(problems, grader, folder, *, k=2):
     return [problem.instance_id for problem in good], [error.reason for error in left_out]
 
 
+@pytest.mark.slow  # test_swe_docker_rows does the same with images
 def test_real_runs_tell_good_problems_from_those_whose_tests_say_nothing(tmp_path, problem):
     useless = replace(problem, instance_id="useless", gold_patch=problem.gold_patch.replace("a + b", "b - a"))
     no_bug = replace(problem, instance_id="no_bug", fail_to_pass=(OTHER,), pass_to_pass=())
