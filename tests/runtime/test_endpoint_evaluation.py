@@ -164,7 +164,7 @@ def test_an_interrupt_ends_the_evaluation_and_keeps_what_was_played(tmp_path, pr
         if problems[0].statement in body["messages"][1]["content"]:
             return SUBMIT
         is_asked.set()
-        may_answer.wait(30)
+        may_answer.wait(60)
         return SUBMIT
 
     with chat_endpoint(answer) as (url, _):
@@ -172,7 +172,7 @@ def test_an_interrupt_ends_the_evaluation_and_keeps_what_was_played(tmp_path, pr
         words += ["gen_actor_rollout_ref.rollout.agent.max_concurrent_episodes=1"]
         command = [sys.executable, "-m", "psrl", *map(str, words)]
         program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert is_asked.wait(60)
+        assert is_asked.wait(180)
         program.send_signal(signal.SIGINT)
         printed, _ = program.communicate(timeout=60)
         may_answer.set()
