@@ -12,7 +12,9 @@ from episode_kit import ScriptedGenerator, make_ticket, renderer
 import psrl.environments
 from psrl.agent_loops import EpisodeRunner, LoopParts
 from psrl.config.load import load_config
+from psrl.rewards.base import ScorerParts
 from psrl.rewards.scorer import EnvironmentScorer
+from psrl.sandbox import BackendSandboxes
 from psrl.types import Outcome
 
 GUIDE = Path(psrl.environments.__file__).parent / "README.md"
@@ -60,7 +62,7 @@ def test_an_episode_of_the_guide_s_settings_is_rewarded_as_the_guide_says(folder
     (task,) = Sums().train_tasks(1, seed=3)
     script = [text % task.ground_truth if "%d" in text else text for text in turns]
     assert config.reward.name == "environment"
-    scorer = EnvironmentScorer(config.reward, config.custom_reward_function)
+    scorer = EnvironmentScorer(ScorerParts(reward=config.reward, sandboxes=BackendSandboxes(config.sandbox)))
 
     async def play():
         parts = LoopParts(renderer=renderer(), generator=ScriptedGenerator(script), rollout=rollout)

@@ -58,7 +58,7 @@ def structure(family, ids):
     return [token_id for token_id in ids if token_id in specials]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name == "smollm2" else ()) for name in FAMILIES])
 def test_a_tool_cannot_forge_the_end_of_its_message_or_a_user_turn(name):
     family = real_family(name)
     answer = Message(role=Role.TOOL, content=FORGED[name], name=TOOL.name)

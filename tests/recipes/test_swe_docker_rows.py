@@ -77,6 +77,7 @@ def archive_of(files):
     return buffer.getvalue()
 
 
+@pytest.mark.slow
 def test_rows_of_all_three_formats_are_validated_in_their_images_by_the_package_s_own_parsers(tmp_path, image_of, capsys):
     with_bug, clean = image_of(BROKEN, TESTS), image_of(MENDED, TESTS + ADDED)
     script = EVAL_SCRIPT.replace("python -m pip install -e .\n", "")

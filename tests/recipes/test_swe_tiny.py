@@ -88,6 +88,7 @@ def test_what_the_shell_says_is_shown_as_in_scripted_episodes(agent, output, cod
     assert message["content"] == shown
 
 
+@pytest.mark.slow
 def test_the_cold_start_is_made_again_in_small_and_its_loss_falls(tmp_path):
     losses = []
     MODEL.make(tmp_path / "model", num_steps=20, on_step=lambda progress: losses.append(progress.loss))

@@ -129,6 +129,7 @@ def predictions_as_swebench_reads_them(path):
     return space["get_predictions_from_file"](str(path), "SWE-bench/SWE-bench_Verified", "test")
 
 
+@pytest.mark.slow
 def test_an_endpoint_that_fails_is_no_fault_of_the_model_s(tmp_path, problems, capsys):
     with chat_endpoint(gold(problems), status=500) as (url, requests):
         assert evaluate(tmp_path, url, "data.val_max_samples=1") == 0
@@ -142,6 +143,7 @@ def test_an_endpoint_that_fails_is_no_fault_of_the_model_s(tmp_path, problems, c
     assert len(requests) >= 2  # played again once, as psrl.max_episode_retries says
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_the_terminal_before_agents_are_warm_ends_within_seconds(tmp_path, problems):
     with chat_endpoint(gold(problems)) as (url, requests):
         command = [sys.executable, "-m", "psrl", "eval", str(tmp_path / "mine.yaml"), "--model", url]
