@@ -21,7 +21,7 @@ lint:
 	@scripts/setup.sh
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
-	.venv/bin/mypy psrl/types psrl/protocols.py psrl/errors.py psrl/registry.py psrl/telemetry psrl/config psrl/chat psrl/staleness psrl/algorithms
+	.venv/bin/mypy psrl/types psrl/protocols.py psrl/errors.py psrl/registry.py psrl/telemetry psrl/config psrl/chat psrl/staleness psrl/algorithms psrl/swe
 
 bench:
 	@scripts/setup.sh
