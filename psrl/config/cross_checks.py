@@ -194,8 +194,6 @@ def _check_groups(config: Config) -> None:
     psrl, algorithm = config.psrl, config.algorithm
     if algorithm.adv_estimator == "grpo" and psrl.rollout_n < 2:
         _refuse(config, "psrl.rollout_n", "GRPO compares the episodes of a group: it needs at least 2", "set psrl.rollout_n=8")
-    if psrl.staleness > 0:
-        _refuse(config, "psrl.staleness", "arrives with asynchronous training; this version is on-policy", "set psrl.staleness=0")
     if psrl.incomplete_groups == "drop":
         fix = "set psrl.incomplete_groups=allow_partial"
         _refuse_dead(config, ["psrl.min_group_size"], because="psrl.incomplete_groups=drop", fix=fix)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from psrl.config.asynchrony import PartialRolloutConfig, ProactiveFilterConfig, RestartsConfig, RoutingConfig, SyncConfig
 from psrl.config.rollout_gateway import RolloutGatewayConfig
 
 
@@ -13,6 +14,8 @@ class DeadlinesConfig:
     train_step_s: float = 1800.0
     weight_sync_s: float = 120.0
     data_plane_s: float = 60.0
+    stall_s: float = 60.0
+    """Without any progress for so long, the watchdog says what is outstanding and who holds it."""
     shutdown_s: float = 30.0
 
 
@@ -24,6 +27,19 @@ class PsrlConfig:
     """Most versions by which trained data may be older than the weights; 0 is exactly on-policy."""
     rollout_n: int = 8
     """Episodes per training task."""
+    redundant_episodes: int = 0
+    """Episodes of a group played beyond rollout_n: the first rollout_n that can be judged are kept, the others ended."""
+    redundant_groups: int = 0
+    """Groups admitted for an update beyond data.train_batch_size: the first to arrive are trained on."""
+    max_reissues: int = 1
+    """How often a group that was ended because others came first (or by proactive_filter.action=retry) is issued again."""
+    max_groups_in_flight: int = 0
+    """Groups generated at once; 0 takes as many as the agent workers play at once."""
+    partial_rollout: PartialRolloutConfig = field(default_factory=PartialRolloutConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
+    routing: RoutingConfig = field(default_factory=RoutingConfig)
+    proactive_filter: ProactiveFilterConfig = field(default_factory=ProactiveFilterConfig)
+    restarts: RestartsConfig = field(default_factory=RestartsConfig)
     ps_mode: str = "cpu_ref"
     """How weights travel: `cpu_ref` (Ray's object store)."""
     max_episode_retries: int = 2

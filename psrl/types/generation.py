@@ -54,6 +54,10 @@ class GenerateRequest:
     sampling: SamplingParams
     session: str
     """Affinity key: the episode. Turns of one episode go to one replica."""
+    instance: int | None = None
+    """The replica that the episode was given; None leaves the choice to the client."""
+    priority: int = 0
+    """Waiting turns with a lower one begin first: the episode's V_traj, so that the oldest data is made first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -47,6 +47,8 @@ class EpisodeTicket:
     is_validation: bool = False
     temperature: float | None = None
     """Overrides the rollout's temperature (validation runs greedy and sampled); None keeps it."""
+    instance: int | None = None
+    """Index of the rollout instance (replica) that plays it; None: any. Behind SMG there is one instance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
