@@ -7,18 +7,20 @@ of another goes on exactly where that one stopped.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from psrl.config.data import DataConfig
 from psrl.datasets.generators import build_generator
 from psrl.datasets.rows import LoadedRows, load_rows
-from psrl.errors import ConfigError
+from psrl.errors import CheckpointError, ConfigError
 from psrl.types import Task, TaskUid
 
 PromptTokens = Callable[[Task], int]
 """How many tokens the first prompt of a task has, tools included."""
+_TRAIN_UID = re.compile(r"train-(?P<epoch>\d+)-(?P<row>\d+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,9 +58,20 @@ class TaskSource:
                 self._epoch, self._index = self._epoch + 1, 0
                 self._order = self._order_of(self._epoch)
             row = self._order[self._index]
-            tasks.append(replace(self._train[row], uid=TaskUid(f"train-{self._epoch}-{row}")))
+            tasks.append(replace(self._train[row], uid=_uid_of(self._epoch, row)))
             self._index += 1
         return tasks
+
+    def task_of(self, uid: str) -> Task:
+        """The training task that had this uid, to issue it again; the position stays.
+
+        Raises:
+            CheckpointError: No task of this data has it.
+        """
+        match = _TRAIN_UID.fullmatch(uid)
+        if match is None or int(match["row"]) >= len(self._train):
+            raise CheckpointError(f"{uid} is none of the {len(self._train)} training tasks")
+        return replace(self._train[int(match["row"])], uid=TaskUid(uid))
 
     def validation_tasks(self) -> list[Task]:
         """All of them, in the order of the files; uids are `val-0-<row>`."""
@@ -86,10 +99,31 @@ class TaskSource:
         self._order = self._order_of(self._epoch)
 
     def _order_of(self, epoch: int) -> list[int]:
-        rows = list(range(len(self._train)))
-        if self._shuffle:
-            random.Random(f"{self._seed}-{epoch}").shuffle(rows)
-        return rows
+        return _order_of(epoch, num_train=len(self._train), seed=self._seed, shuffle=self._shuffle)
+
+
+def uids_given(state: Mapping[str, Any]) -> list[TaskUid]:
+    """The training tasks that a source with this state has given, in order: what a run's record is held against.
+
+    Example:
+        Two rows, not shuffled, epoch 1, index 1 -> train-0-0, train-0-1, train-1-0.
+    """
+    given = []
+    for epoch in range(state["epoch"] + 1):
+        rows = _order_of(epoch, num_train=state["num_train"], seed=state["seed"], shuffle=state["shuffle"])
+        given += [_uid_of(epoch, row) for row in (rows if epoch < state["epoch"] else rows[: state["index"]])]
+    return given
+
+
+def _order_of(epoch: int, *, num_train: int, seed: int, shuffle: bool) -> list[int]:
+    rows = list(range(num_train))
+    if shuffle:
+        random.Random(f"{seed}-{epoch}").shuffle(rows)
+    return rows
+
+
+def _uid_of(epoch: int, row: int) -> TaskUid:
+    return TaskUid(f"train-{epoch}-{row}")
 
 
 def build_source(data: DataConfig, *, prompt_tokens: PromptTokens) -> TaskSource:

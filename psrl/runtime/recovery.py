@@ -10,16 +10,17 @@ import asyncio
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from psrl.errors import CheckpointError
+from psrl.runtime.groups import GroupResult
 from psrl.runtime.supervision import answer_of
 from psrl.telemetry.run_folder import UNFINISHED_SUFFIX
-from psrl.types import PolicyVersion
+from psrl.types import GroupUid, PolicyVersion
 
 MANIFEST_FILE = "manifest.json"
 TRAIN_FOLDER = "train"
@@ -27,15 +28,32 @@ PREFIX = "step-"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Reissue:
+    """A group that was in flight: it is issued again before any new task."""
+
+    uid: GroupUid
+    attempt: int
+    """As it was issued: a resume is no attempt of its own, so that the same episodes come out where they can."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ResumePoint:
-    """Where a run goes on."""
+    """Where a run goes on. Taken between two awaits of the driver, so that all of it is of one moment."""
 
     step: int
     """Training steps done."""
     version: PolicyVersion
     """Policy version of the weights."""
     source_state: dict[str, Any]
-    """The data order, pointing at the first task that was not trained on."""
+    """The data order, pointing at the first task that was never admitted."""
+    ledger: dict[str, Any] | None = None
+    """`StalenessLedger.snapshot()` after `advance`: which buffer holds which arrived group, and who is in flight. None: a new ledger."""
+    reissue: tuple[Reissue, ...] = ()
+    """Groups in flight, in the order in which they were admitted."""
+    arrived: tuple[GroupResult, ...] = ()
+    """Groups that wait for their update, without records; their rows lie beside the manifest."""
+    log_lengths: dict[str, int] = field(default_factory=dict)
+    """`RunFolder.log_lengths()`: what the record held. A resume cuts the files to it, so that nothing stands there twice."""
 
 
 async def save_checkpoint(

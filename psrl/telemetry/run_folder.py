@@ -2,6 +2,7 @@
 
 config.yaml            the resolved settings
 metrics.jsonl          one line per logged step
+groups.jsonl           what became of every training group
 tensorboard/           the same for TensorBoard
 trajectories/*.jsonl   every kept episode: train.jsonl, val.jsonl
 predictions.json       of an evaluation of problems: the patches, in SWE-bench's format
@@ -110,6 +111,11 @@ class RunFolder:
     def metrics(self) -> Path:
         """One line per logged step; `metric_log.read_metrics` reads it."""
         return self.path / "metrics.jsonl"
+
+    @property
+    def groups(self) -> Path:
+        """What became of every training group; `group_log.read_group_log` reads it."""
+        return self.path / "groups.jsonl"
 
     @property
     def tensorboard(self) -> Path:
