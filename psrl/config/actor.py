@@ -25,7 +25,7 @@ class ActorConfig:
 
     optim: OptimConfig = field(default_factory=OptimConfig)
     policy_loss: str = "ppo_clip"
-    """A name of `algorithms.losses`."""
+    """A name of `algorithms.losses`: `ppo_clip`, or `reinforce` (no ratio, for importance weights instead of clipping)."""
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
     """Above clip_ratio_low gives DAPO's clip-higher."""
@@ -45,7 +45,8 @@ class ActorConfig:
     """Most tokens in one micro-batch of one rank."""
     grad_clip: float = 1.0
     old_logprobs: str = "rollout"
-    """Where the ratio's denominator comes from: `rollout` (the engine's) or `recompute`."""
+    """Policy that the ratio is against: `rollout` (the one that sampled; verl's bypass_mode) or `recompute` (the weights at the start
+    of the buffer: decoupled PPO, with algorithm.rollout_correction.rollout_is between the two)."""
     gradient_checkpointing: bool = False
     num_threads: int = 0
     """CPU threads of each train worker; 0 shares the machine's cores among the ranks."""

@@ -1,6 +1,8 @@
-"""`algorithm`: advantages and the choice of groups."""
+"""`algorithm`: advantages, the choice of groups, off-policy correction."""
 
 from dataclasses import dataclass, field
+
+from psrl.config.rollout_correction import RolloutCorrectionConfig
 
 
 @dataclass(kw_only=True)
@@ -20,5 +22,6 @@ class AlgorithmConfig:
     norm_adv_by_std_in_grpo: bool = True
     """False gives Dr. GRPO's advantage."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
+    rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
     mask_truncated: bool = False
     """DAPO's overlong filtering: trajectories cut by a token limit get no loss (they stay in the baseline)."""

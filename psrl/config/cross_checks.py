@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psrl.config.agent_checks import check_agent_yaml, check_agent_yaml_file, check_isolation
+from psrl.config.correction_checks import check_correction
 from psrl.config.fields import leaves_of, value_at
 from psrl.config.gateway_checks import check_gateway, check_history_thinking
 from psrl.config.ranges import ROLLOUTS
@@ -44,7 +45,7 @@ ENVIRONMENT_LOOPS = ("multi_turn_agent", "multi_turn_completion_agent")
 """Loops that play an environment, so that an episode has one branch."""
 SHIPPED_NAMES: dict[str, tuple[str, ...]] = {
     "algorithm.adv_estimator": ("grpo",),
-    "train_actor_rollout_ref.actor.policy_loss": ("ppo_clip",),
+    "train_actor_rollout_ref.actor.policy_loss": ("ppo_clip", "reinforce"),
     "reward.name": ("custom", "environment", "execution", "math_answer", "retool"),
     "trainer.logger": ("console", "jsonl", "tensorboard", "trackio", "wandb"),
     **{
@@ -73,6 +74,7 @@ def check_combinations(config: Config) -> None:
         _check_rollout(config, rollout)
     _check_one_set_of_engines(config)
     _check_training_sampling(config)
+    check_correction(config)
     check_gateway(config)
     check_history_thinking(config)
     check_sandbox(config)

@@ -106,6 +106,8 @@ BOUNDS: dict[str, Bounds] = {
     "reward.overlong_buffer.penalty_factor": POSITIVE,
     "reward.overlong_buffer.max_sampled_tokens": COUNT,
     "algorithm.filter_groups.max_num_gen_batches": COUNT,
+    # Ratios are held above exp(-20) = 2e-9: a smaller threshold is never reached.
+    "algorithm.rollout_correction.rollout_token_veto_threshold": Bounds(at_least=1e-8, at_most=0.5),
     "psrl.staleness": NOT_NEGATIVE,
     "psrl.rollout_n": COUNT,
     "psrl.redundant_episodes": NOT_NEGATIVE,
@@ -205,14 +207,14 @@ def check_values(config: Config) -> None:
             raise ConfigError(key=key, value=value, rule=rule, fix=f"set {key}={NOT_YET[key][value]}")
         if key in CHOICES and value not in CHOICES[key]:
             raise ConfigError(key=key, value=value, rule="is no choice", fix=f"set {key} to one of {', '.join(CHOICES[key])}")
-        if key in BOUNDS and not BOUNDS[key].hold(value):
+        if key in BOUNDS and value is not None and not BOUNDS[key].hold(value):
             fix = f"set {key}={_inside(BOUNDS[key], leaf.default)}"
             raise ConfigError(key=key, value=value, rule=f"must be {BOUNDS[key]}", fix=fix)
 
 
-def _inside(bounds: Bounds, default: float) -> float:
+def _inside(bounds: Bounds, default: float | None) -> float:
     """A value to propose: the default where it is legal."""
-    if bounds.hold(default):
+    if default is not None and bounds.hold(default):
         return default
     assert bounds.at_least is not None, f"{bounds} has no legal default and no lower end"
     return bounds.at_least

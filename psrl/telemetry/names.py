@@ -71,6 +71,24 @@ VAL_MEAN_AT_N_REWARD = "val/mean_at_n/reward"
 VAL_TOOL_RATE = "val/tool_rate/mean"
 VAL_SECONDS = "val/time/seconds"
 
+MISMATCH_KL_K1 = "mismatch/kl_k1/mean"
+"""Estimates of KL(rollout || train), nats per sampled token: k1 may be negative, k3 may not (docs/off_policy.md)."""
+MISMATCH_KL_K3 = "mismatch/kl_k3/mean"
+MISMATCH_VERSION_GAP_MEAN = "mismatch/version_gap/mean"
+"""Versions by which sampled tokens are older than the weights at the start of their buffer."""
+MISMATCH_VERSION_GAP_MAX = "mismatch/version_gap/max"
+MISMATCH_RATIO_EFFECTIVE_SHARE = "mismatch/ratio/effective_share"
+"""Effective sample size of the tokens under their ratios train / rollout, as a share of the tokens."""
+MISMATCH_WEIGHT_EFFECTIVE_SHARE = "mismatch/weight/effective_share"
+"""The same under the importance weights that the loss has."""
+MISMATCH_WEIGHT_TRUNCATED = "mismatch/weight/truncated_share"
+"""Share of tokens whose importance weight was cut."""
+MISMATCH_WEIGHT_MAX_UNTRUNCATED = "mismatch/weight/max_untruncated"
+MISMATCH_REJECTED_TOKENS = "mismatch/rejected/token_share"
+MISMATCH_REJECTED_TRAJECTORIES = "mismatch/rejected/trajectory_share"
+"""Share of trajectories that lost a token or more."""
+MISMATCH_VETOED_TRAJECTORIES = "mismatch/vetoed/trajectory_share"
+
 _NAME = re.compile(r"[a-z][a-z0-9_]*(/[A-Za-z0-9_.@-]+){2}|(env|agent)(/[A-Za-z0-9_.@-]+)+")
 
 
@@ -103,6 +121,16 @@ def startup_seconds(part: str) -> str:
 def outcome_share(outcome: Outcome) -> str:
     """Name of the share of the step's episodes that ended in `outcome`."""
     return f"episode/outcome/{outcome.value}"
+
+
+def mismatch_kl_of_gap(gap: int) -> str:
+    """Name of `MISMATCH_KL_K3` of the tokens that weights `gap` versions older sampled."""
+    return f"{MISMATCH_KL_K3}_gap{gap}"
+
+
+def mismatch_kl_of_turn(turn: int) -> str:
+    """Name of `MISMATCH_KL_K3` of the tokens of a turn, counted from 0."""
+    return f"{MISMATCH_KL_K3}_turn{turn}"
 
 
 def said_metric(area: str, name: str) -> str:

@@ -9,8 +9,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-MAX_TURN_METRICS = 8
-"""Turns after this share the last metric, so that long episodes do not make hundreds of curves."""
+MAX_BINS = 8
+"""Turns, and version gaps, from the last of these on share its metric, so that long episodes do not make hundreds of curves."""
+
+
+def bins(numbers_N: Tensor) -> list[Tensor]:
+    """[N] for each of `MAX_BINS` numbers which tokens have it; the last has all further numbers too."""
+    binned_N = numbers_N.clamp(max=MAX_BINS - 1)
+    return [binned_N == number for number in range(MAX_BINS)]
 
 
 class StepTotals:
@@ -34,21 +40,20 @@ class StepTotals:
 
     def add_maximum(self, name: str, values_N: Tensor) -> None:
         """Values whose maximum is reported as `name`; none are negative."""
-        largest = values_N.detach().double().max() if len(values_N) else self._zero()
-        self._maxima[name] = torch.maximum(self._maxima.get(name, self._zero()), largest)
+        nothing = self._zero() - 1
+        largest = values_N.detach().double().max() if len(values_N) else nothing
+        self._maxima[name] = torch.maximum(self._maxima.get(name, nothing), largest)
 
     def add_gap(self, noun: str, gap_N: Tensor, turns_N: Tensor) -> None:
         """Mean and maximum of a gap, overall and for each turn."""
         self.add_mean(f"{noun}/mean", gap_N)
         self.add_maximum(f"{noun}/max", gap_N)
-        bins_N = turns_N.clamp(max=MAX_TURN_METRICS - 1)
-        for turn in range(MAX_TURN_METRICS):
-            of_turn = gap_N[bins_N == turn]
-            self.add_mean(f"{noun}/mean_turn{turn}", of_turn)
-            self.add_maximum(f"{noun}/max_turn{turn}", of_turn)
+        for turn, is_of_turn_N in enumerate(bins(turns_N)):
+            self.add_mean(f"{noun}/mean_turn{turn}", gap_N[is_of_turn_N])
+            self.add_maximum(f"{noun}/max_turn{turn}", gap_N[is_of_turn_N])
 
     def read(self, *, is_distributed: bool) -> dict[str, float]:
-        """All metrics over all ranks; a mean or a turn's maximum over nothing is left out."""
+        """All metrics over all ranks; a mean or a maximum over nothing is left out."""
         names, maxima_names = sorted(self._sums), sorted(self._maxima)
         sums = torch.stack([self._sums[name] for name in names] + [self._counts[name].clamp(min=0) for name in names])
         maxima = torch.stack([self._maxima[name] for name in maxima_names] or [self._zero()])
@@ -62,8 +67,7 @@ class StepTotals:
             if is_plain_sum or counts[index] > 0:
                 result[name] = float(totals[index]) if is_plain_sum else float(totals[index] / counts[index])
         for index, name in enumerate(maxima_names):
-            is_of_empty_turn = "_turn" in name and name.replace("/max_turn", "/mean_turn") not in result
-            if not is_of_empty_turn:
+            if maxima[index] >= 0:
                 result[name] = float(maxima[index])
         return result
 

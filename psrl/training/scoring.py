@@ -14,6 +14,7 @@ from torch import Tensor
 from psrl.errors import TrainingError
 from psrl.training.model import PolicyModel
 from psrl.training.packing import MicroBatch, PaddedBatch, pad
+from psrl.types import PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,8 @@ class TrainRow:
     """1 where the policy sampled the token."""
     rollout_logprobs: Tensor  # [n]
     turns: Tensor  # [n]
+    version_gaps: Tensor  # [n]
+    """How many versions older than the weights at the start of the buffer those were that sampled the token."""
     advantages: Tensor  # [n]
     temperature: float
 
@@ -44,11 +47,19 @@ class TrainRow:
         return len(self.ids)
 
 
-def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, temperature: float) -> TrainRow:
-    """Check a fetched row and pick out its trained tokens. `advantage` is a scalar or [T].
+def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, temperature: float, *, version: PolicyVersion | None) -> TrainRow:
+    """Check a fetched row and pick out its trained tokens.
+
+    Args:
+        ref: The row's key and length.
+        columns: `input_ids`, `loss_mask`, `rollout_logprobs`, `policy_versions`, `turn_indices`; [T] each.
+        advantage: A scalar or [T].
+        temperature: At which the row was sampled.
+        version: Of the weights at the start of the buffer; None takes every token as theirs.
 
     Raises:
-        TrainingError: Lengths differ, a logprob is not finite, nothing was sampled, or the temperature has no distribution.
+        TrainingError: Lengths differ, a logprob is not finite, nothing was sampled, the temperature has no distribution, or a token
+            was sampled by no version or by a later one.
     """
     mask = columns["loss_mask"].bool()
     lengths = {name: len(column) for name, column in columns.items()}
@@ -61,6 +72,11 @@ def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, tempera
     rollout = columns["rollout_logprobs"][mask].float()
     if not torch.isfinite(rollout).all():
         raise TrainingError(f"row {ref.key}: the engine reported a logprob that is not finite")
+    versions = columns["policy_versions"][mask].long()
+    gaps = torch.zeros_like(versions) if version is None else version - versions
+    if versions.min() < 0 or gaps.min() < 0:
+        seen = sorted(set(versions.tolist()))
+        raise TrainingError(f"row {ref.key}: tokens of policy versions {seen} in the buffer of version {version}")
     advantages = advantage.float().expand(ref.num_tokens)[mask]
     return TrainRow(
         key=ref.key,
@@ -68,6 +84,7 @@ def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, tempera
         mask=mask,
         rollout_logprobs=rollout,
         turns=columns["turn_indices"][mask].long(),
+        version_gaps=gaps,
         advantages=advantages,
         temperature=temperature,
     )

@@ -1,7 +1,8 @@
 """One optimizer update: forward, loss, backward over micro-batches, clipping, the guard, AdamW.
 
 The trainer does not branch on the algorithm: it gathers one value per trained token, asks the named loss, and adds the
-optional KL and entropy terms under the same weights.
+optional KL and entropy terms under the same weights. Importance weights are of the policy's loss alone; a
+rejected token loses all its terms.
 
 Legend: n trained tokens of a row, N of a micro-batch.
 """
@@ -17,11 +18,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from psrl.algorithms.aggregate import aggregation_mode, raw_weights
+from psrl.algorithms.correction import Correction, RolloutCorrection, Rows
 from psrl.algorithms.kl import kl_estimator
 from psrl.algorithms.losses import LossInputs, policy_losses
 from psrl.config.actor import ActorConfig
+from psrl.config.rollout_correction import RolloutCorrectionConfig
 from psrl.errors import TrainingError
 from psrl.training.metrics import StepTotals
+from psrl.training.mismatch import add_correction, add_mismatch
 from psrl.training.model import PolicyModel
 from psrl.training.packing import MicroBatch
 from psrl.training.scoring import TrainRow, batch_of
@@ -31,19 +35,26 @@ from psrl.training.scoring import TrainRow, batch_of
 class Reference:
     """Logprobs [n] by row key that the update is measured against."""
 
-    old: Mapping[str, Tensor] | None
-    """None takes the weights in training themselves (a ratio of 1 with its gradient): right for the first update only."""
+    proximal: Mapping[str, Tensor] | None
+    """Of the weights at the start of the buffer; None takes the weights in training, which are the same before the first update."""
     ref: Mapping[str, Tensor] | None
     """Of the frozen reference; None without a KL term."""
-    measures_gap: bool
-    """Whether these are still the weights that sampled, so that engine and trainer must agree."""
+    measures_mismatch: bool
+    """Whether `proximal` is of the start of the buffer, and the rows were not measured yet."""
 
 
 class OptimizerStep:
     """Runs updates on one rank. All ranks call it together with the same number of micro-batches."""
 
     def __init__(
-        self, model: PolicyModel, optimizer: torch.optim.Optimizer, settings: ActorConfig, *, device: torch.device, world_size: int
+        self,
+        model: PolicyModel,
+        optimizer: torch.optim.Optimizer,
+        settings: ActorConfig,
+        correction: RolloutCorrectionConfig,
+        *,
+        device: torch.device,
+        world_size: int,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -53,6 +64,7 @@ class OptimizerStep:
         self._loss = policy_losses.resolve(settings.policy_loss)
         self._kl = kl_estimator(settings.kl_loss_type)
         self._mode = aggregation_mode(settings.loss_agg_mode)
+        self._correction = RolloutCorrection(correction)
 
     def run(self, batches: Sequence[MicroBatch[TrainRow]], reference: Reference, totals: StepTotals) -> float:
         """Update once and return the gradient norm before clipping.
@@ -97,7 +109,8 @@ class OptimizerStep:
             padded.input_ids, padded.states, padded.chosen, temperatures_N, entropy_needs_grad=settings.entropy_coeff != 0
         )
         rollout_N = self._join([row.rollout_logprobs for row in rows])
-        old_N = logprobs_N.detach() if reference.old is None else self._join([reference.old[row.key] for row in rows])
+        proximal_N = logprobs_N.detach() if reference.proximal is None else self._join([reference.proximal[row.key] for row in rows])
+        old_N = rollout_N if settings.old_logprobs == "rollout" else proximal_N
         inputs = LossInputs(
             logprobs=logprobs_N,
             old_logprobs=old_N,
@@ -105,7 +118,8 @@ class OptimizerStep:
             advantages=self._join([row.advantages for row in rows]),
         )
         outputs = self._loss(inputs, settings)
-        values_N = outputs.values
+        correction = self._corrected(rows, proximal_N - rollout_N, reference, totals)
+        values_N = outputs.values * correction.weights
         if reference.ref is not None:
             kl_N = self._kl(logprobs_N, self._join([reference.ref[row.key] for row in rows]))
             values_N = values_N + settings.kl_loss_coef * kl_N
@@ -119,10 +133,18 @@ class OptimizerStep:
         totals.add_mean("train/ratio/mean", log_ratio_N.exp())
         totals.add_maximum("train/ratio/max", log_ratio_N.exp())
         totals.add_mean("train/old_kl/mean", -log_ratio_N)
-        if reference.measures_gap:
-            gap_N = (logprobs_N.detach() - rollout_N).abs()
-            totals.add_gap("train/logprob_gap", gap_N, self._join([row.turns for row in rows]))
-        return (values_N * self._join([weights[row.key] for row in rows])).sum() / total_weight
+        weights_N = self._join([weights[row.key] for row in rows]) * correction.keep
+        return (values_N * weights_N).sum() / total_weight
+
+    def _corrected(self, batch_rows: Sequence[TrainRow], log_ratio_N: Tensor, reference: Reference, totals: StepTotals) -> Correction:
+        """Weights and rejections of a micro-batch, with their metrics."""
+        rows = Rows([len(row.turns) for row in batch_rows], self._device)
+        correction = self._correction(log_ratio_N, rows)
+        add_correction(totals, correction, rows, self._correction)
+        if reference.measures_mismatch:
+            gaps_N, turns_N = self._join([row.version_gaps for row in batch_rows]), self._join([row.turns for row in batch_rows])
+            add_mismatch(totals, log_ratio_N, gaps_N=gaps_N, turns_N=turns_N)
+        return correction
 
     def _join(self, parts: Sequence[Tensor]) -> Tensor:
         return torch.cat(list(parts)).to(self._device) if parts else torch.zeros(0, device=self._device)

@@ -26,14 +26,16 @@ from psrl.errors import ConfigError, DataPlaneError, PsrlError, TrainingError
 from psrl.training.checkpoint import load_checkpoint, save_checkpoint
 from psrl.training.export import save_hf_folder
 from psrl.training.metrics import StepTotals
+from psrl.training.mismatch import with_effective_shares
 from psrl.training.model import SHARD_AXIS, PolicyModel, load_model, named_full_tensors, shard
 from psrl.training.optim import make_optimizer, make_scheduler
 from psrl.training.packing import MicroBatch, pack
 from psrl.training.scoring import RowRef, TrainRow, make_row, score
 from psrl.training.step import OptimizerStep, Reference
 from psrl.training.threads import share_of_cores
+from psrl.types import PolicyVersion
 
-ROW_COLUMNS = ("input_ids", "loss_mask", "rollout_logprobs", "turn_indices")
+ROW_COLUMNS = ("input_ids", "loss_mask", "rollout_logprobs", "policy_versions", "turn_indices")
 MiniBatch = list[MicroBatch[TrainRow]]
 """This rank's micro-batches of one optimizer update."""
 
@@ -113,10 +115,19 @@ class TrainRank:
             total_steps=self._total_steps,
             min_ratio=optim.min_lr_ratio,
         )
-        self._step = OptimizerStep(self._policy, self._optimizer, self._actor, device=self._device, world_size=self._world_size)
+        self._step = OptimizerStep(
+            self._policy,
+            self._optimizer,
+            self._actor,
+            self._algorithm.rollout_correction,
+            device=self._device,
+            world_size=self._world_size,
+        )
 
-    def train_step(self, meta: KVBatchMeta) -> dict[str, float]:
+    def train_step(self, meta: KVBatchMeta, *, version: PolicyVersion | None = None) -> dict[str, float]:
         """Train on the rows of `meta` once per epoch and return this step's metrics, the same on every rank.
+
+        `version` is that of the buffer, which the weights are at before this step; None takes all tokens as sampled by them.
 
         Raises:
             TrainingError: A row or a gradient is not usable; RowTooLongError among them.
@@ -124,17 +135,18 @@ class TrainRank:
         """
         start = time.perf_counter()
         totals = StepTotals(self._device)
-        advantages, mini_batches = self._prepared_or_raised_together(meta)
+        advantages, mini_batches = self._prepared_or_raised_together(meta, version)
         num_updates = len(mini_batches) * self._actor.ppo_epochs
-        old, ref = self._reference_logprobs(mini_batches, num_updates)
+        proximal, ref = self._reference_logprobs(mini_batches, num_updates)
         grad_norms: list[float] = []
-        for _ in range(self._actor.ppo_epochs):
+        for epoch in range(self._actor.ppo_epochs):
             for batches in mini_batches:
-                reference = Reference(old=old, ref=ref, measures_gap=not grad_norms)
+                measures = epoch == 0 if proximal is not None else not grad_norms
+                reference = Reference(proximal=proximal, ref=ref, measures_mismatch=measures)
                 grad_norms.append(self._step.run(batches, reference, totals))
         lr = float(self._scheduler.get_last_lr()[0])
         self._scheduler.step()
-        metrics = totals.read(is_distributed=self._world_size > 1)
+        metrics = with_effective_shares(totals.read(is_distributed=self._world_size > 1))
         metrics["train/loss/value"] /= num_updates
         seconds = time.perf_counter() - start
         num_tokens = sum(tags["num_tokens"] for tags in meta.tags)
@@ -191,14 +203,14 @@ class TrainRank:
         estimates = self._estimator.estimate(AdvantageBatch(tags=meta.tags, columns=columns), self._algorithm)
         return dict(zip(meta.keys, estimates, strict=True))
 
-    def _prepared_or_raised_together(self, meta: KVBatchMeta) -> tuple[dict[str, Tensor], list[MiniBatch]]:
+    def _prepared_or_raised_together(self, meta: KVBatchMeta, version: PolicyVersion | None) -> tuple[dict[str, Tensor], list[MiniBatch]]:
         """(advantages by key, mini-batches). A rank whose rows are unusable must not leave the others waiting in a collective."""
         advantages: dict[str, Tensor] = {}
         mini_batches: list[MiniBatch] = []
         error: PsrlError | None = None
         try:
             advantages = self._advantages(meta)
-            mini_batches = self._mini_batches(meta, advantages)
+            mini_batches = self._mini_batches(meta, advantages, version)
         except (TrainingError, DataPlaneError) as raised:
             error = raised
         if self._world_size > 1:
@@ -210,7 +222,7 @@ class TrainRank:
             raise error
         return advantages, mini_batches
 
-    def _mini_batches(self, meta: KVBatchMeta, advantages: Mapping[str, Tensor]) -> list[MiniBatch]:
+    def _mini_batches(self, meta: KVBatchMeta, advantages: Mapping[str, Tensor], version: PolicyVersion | None) -> list[MiniBatch]:
         """Pack every optimizer update the same way on every rank, then fetch only this rank's rows."""
         tags_of = dict(zip(meta.keys, meta.tags, strict=True))
         mine: list[list[MicroBatch[RowRef]]] = []
@@ -225,7 +237,7 @@ class TrainRank:
         refs = [ref for batches in mine for batch in batches for ref in batch.rows]
         fetched = self._data_plane.fetch([ref.key for ref in refs], ROW_COLUMNS) if refs else []
         rows = {
-            ref.key: make_row(ref, columns, advantages[ref.key], float(tags_of[ref.key]["temperature"]))
+            ref.key: make_row(ref, columns, advantages[ref.key], float(tags_of[ref.key]["temperature"]), version=version)
             for ref, columns in zip(refs, fetched, strict=True)
         }
         return [[MicroBatch(tuple(rows[ref.key] for ref in batch.rows)) for batch in batches] for batches in mine]
@@ -233,15 +245,16 @@ class TrainRank:
     def _reference_logprobs(
         self, mini_batches: Sequence[MiniBatch], num_updates: int
     ) -> tuple[Mapping[str, Tensor] | None, Mapping[str, Tensor] | None]:
-        """Old and reference logprobs by key; None as `Reference` says."""
+        """Proximal and reference logprobs by key; None as `Reference` says.
+
+        With one update, the forward pass of the update itself gives the proximal ones; with several, they are computed once here, before
+        the first, for all of them.
+        """
         batches = [batch for mini_batch in mini_batches for batch in mini_batch]
-        old: Mapping[str, Tensor] | None = None
-        if self._actor.old_logprobs == "rollout":
-            old = {row.key: row.rollout_logprobs for batch in batches for row in batch.rows}
-        elif num_updates > 1:
-            old = score(self._policy, batches, self._device)
+        is_recomputed = self._actor.old_logprobs == "recompute" and num_updates > 1
+        proximal = score(self._policy, batches, self._device) if is_recomputed else None
         ref = score(self._reference_model, batches, self._device) if self._reference_model is not None else None
-        return old, ref
+        return proximal, ref
 
 
 def _keys_by_update(meta: KVBatchMeta, groups_per_update: int) -> list[list[str]]:

@@ -2,5 +2,6 @@
 
 from psrl.algorithms.losses.base import LossInputs, LossOutputs, PolicyLoss, policy_losses
 from psrl.algorithms.losses.ppo_clip import ppo_clip
+from psrl.algorithms.losses.reinforce import reinforce
 
-__all__ = ["LossInputs", "LossOutputs", "PolicyLoss", "policy_losses", "ppo_clip"]
+__all__ = ["LossInputs", "LossOutputs", "PolicyLoss", "policy_losses", "ppo_clip", "reinforce"]
