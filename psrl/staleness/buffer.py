@@ -1,32 +1,52 @@
-"""The slots of one policy version: which groups are promised to it and which have arrived."""
+"""The training data of one update: which groups have arrived for it, and the four states of that."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from psrl.types import GroupUid, PolicyVersion
 
 
+class BufferState(StrEnum):
+    """How far a buffer is, by the groups in it and by those in flight."""
+
+    PENDING = "pending"
+    """Fewer groups than the update needs, and a slot that nobody was promised."""
+    STUCK = "stuck"
+    """Fewer groups than the update needs, and every slot promised: all depends on groups in flight."""
+    READY = "ready"
+    """The update can be made, and no group in flight competed for it in vain."""
+    READY_WITH_CAPACITY = "ready_with_capacity"
+    """The update can be made; redundant groups admitted for it are still in flight."""
+
+
 @dataclass(slots=True)
 class Buffer:
-    """Training data of one update: the one that turns weights `version` into `version + 1`.
+    """Arrived groups of the update that turns weights `version` into `version + 1`.
 
-    Invariant: len(reserved) + len(occupied) <= capacity.
+    Invariant: len(occupied) <= quota <= capacity.
     """
 
     version: PolicyVersion
+    quota: int
+    """Groups that the update trains on."""
     capacity: int
-    reserved: set[GroupUid] = field(default_factory=set)
-    """Promised to groups that are still being generated."""
+    """Groups that may be admitted for it: the quota and the redundant ones."""
     occupied: dict[GroupUid, PolicyVersion] = field(default_factory=dict)
     """Arrived groups with their V_traj, in order of arrival."""
 
     @property
-    def num_free(self) -> int:
-        """Slots that nobody was promised."""
-        return self.capacity - len(self.reserved) - len(self.occupied)
+    def is_full(self) -> bool:
+        """Whether the update can be made."""
+        return len(self.occupied) == self.quota
 
     @property
-    def is_ready(self) -> bool:
-        """Whether the update can be made."""
-        return len(self.occupied) == self.capacity
+    def num_slots(self) -> int:
+        """Slots without an arrived group: most groups in flight that may be meant for this buffer."""
+        return self.capacity - len(self.occupied)
+
+    @property
+    def num_slots_to_promise(self) -> int:
+        """Of them, those that a newly admitted group may get: none once the update has what it needs."""
+        return 0 if self.is_full else self.num_slots

@@ -1,16 +1,23 @@
 """Slots of training data per policy version, and the bound on how old they may be.
 
-Invariant: a group in buffer v was admitted at version v - staleness or newer. `reserve` takes the latest admissible buffer and
-`occupy` the earliest one with room, so a late group can only move to an earlier buffer, where it is fresher than the bound asks.
+Buffer v is the data of the update v -> v + 1: `groups_per_buffer` groups (the quota), of which `redundant_groups` more may be
+admitted. A group admitted while version V was served may be trained on by buffers up to V + staleness: its deadline.
+
+Invariants: a group in buffer v was admitted at version v - staleness or newer. The groups in flight fit, all at once, into the
+slots that are left before their deadlines; which of them holds which slot is never fixed, so a promise needs no moving. With
+redundant_groups=0 every group that was admitted finds a buffer. Proofs: docs/design/staleness.md.
 
 Counting only: no tensors, no I/O, no locks. The caller serialises calls.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from psrl.staleness.buffer import Buffer
+from psrl.errors import ConfigError
+from psrl.staleness.buffer import Buffer, BufferState
 from psrl.types import GroupUid, PolicyVersion
 
 
@@ -21,8 +28,38 @@ class Consumed:
     version: PolicyVersion
     """V_buf: the weights that the update starts from."""
     groups: tuple[GroupUid, ...]
+    """In order of arrival."""
     max_version_gap: int
     """Largest V_buf - V_traj; never above the staleness."""
+    expired: tuple[GroupUid, ...] = ()
+    """Groups in flight for which no later buffer has a slot; they are released already. Never more than redundant_groups."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LedgerSnapshot:
+    """What a checkpoint keeps of a ledger: whole numbers and texts only."""
+
+    version: PolicyVersion
+    """Weights of the checkpoint: after `consume` the update counts as made."""
+    occupied: Mapping[PolicyVersion, Mapping[GroupUid, PolicyVersion]]
+    """Buffer -> arrived group -> V_traj, in order of arrival."""
+    in_flight: tuple[GroupUid, ...]
+    """To be issued again, in order of admission."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        occupied = {str(buffer): dict(groups) for buffer, groups in self.occupied.items()}
+        return {"version": self.version, "occupied": occupied, "in_flight": list(self.in_flight)}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> LedgerSnapshot:
+        """From `as_dict`, also after a journey through JSON."""
+        occupied = {
+            PolicyVersion(int(buffer)): {GroupUid(group): PolicyVersion(admitted) for group, admitted in groups.items()}
+            for buffer, groups in values["occupied"].items()
+        }
+        in_flight = tuple(GroupUid(group) for group in values["in_flight"])
+        return cls(version=PolicyVersion(values["version"]), occupied=occupied, in_flight=in_flight)
 
 
 class StalenessLedger:
@@ -32,91 +69,271 @@ class StalenessLedger:
         staleness=0, 2 groups a buffer, version 0: two reserves succeed, a third returns None until `consume` and `advance`.
     """
 
-    def __init__(self, *, staleness: int, groups_per_buffer: int, version: PolicyVersion) -> None:
+    def __init__(
+        self,
+        *,
+        staleness: int,
+        groups_per_buffer: int,
+        version: PolicyVersion,
+        redundant_groups: int = 0,
+        last_version: PolicyVersion | None = None,
+    ) -> None:
+        """`last_version`: buffers from it on are never opened, so that a run admits no more than it will train on."""
         assert staleness >= 0, f"staleness={staleness}"
         assert groups_per_buffer >= 1, f"groups_per_buffer={groups_per_buffer}"
+        assert redundant_groups >= 0, f"redundant_groups={redundant_groups}"
         self._staleness = staleness
-        self._capacity = groups_per_buffer
+        self._quota = groups_per_buffer
+        self._capacity = groups_per_buffer + redundant_groups
+        self._last = last_version
         self._version = version
-        self._buffers = {v: Buffer(PolicyVersion(v), groups_per_buffer) for v in range(version, version + staleness + 1)}
-        self._admitted: dict[GroupUid, tuple[PolicyVersion, PolicyVersion]] = {}
-        """In flight: V_traj and the buffer that holds the reservation."""
         self._is_consumed = False
+        self._buffers: dict[int, Buffer] = {}
+        """Those of which the current versions may make use; opened on demand."""
+        self._in_flight: dict[GroupUid, PolicyVersion] = {}
+        """V_traj of each group in flight, in order of admission."""
+        self._num_admitted_at: dict[int, int] = {}
+        """V_traj -> groups in flight."""
+        self._admits: dict[int, bool] = {}
+        """Answers of `can_reserve` since the last change."""
+        self._open()
 
     @property
     def version(self) -> PolicyVersion:
-        """The weights that groups are admitted with now."""
+        """The weights that the trainer has; the next update starts from them."""
         return self._version
 
     @property
+    def last_version(self) -> PolicyVersion | None:
+        """Weights after which training ends."""
+        return self._last
+
+    @property
+    def staleness(self) -> int:
+        """Most versions by which trained data may be older than the weights."""
+        return self._staleness
+
+    @property
     def in_flight(self) -> tuple[GroupUid, ...]:
-        """Groups that hold a reservation."""
-        return tuple(self._admitted)
+        """Groups that were promised a slot, in order of admission."""
+        return tuple(self._in_flight)
 
-    def reserve(self, group: GroupUid) -> PolicyVersion | None:
-        """Admit a group: its V_traj, or None while no admissible buffer has a free slot."""
-        assert group not in self._admitted, f"group {group} has a reservation already"
-        for v in range(self._version + self._staleness, self._version - 1, -1):
-            buffer = self._buffers[v]
-            if buffer.num_free > 0 and not (self._is_consumed and v == self._version):
-                buffer.reserved.add(group)
-                self._admitted[group] = (self._version, buffer.version)
-                return self._version
-        return None
+    @property
+    def num_in_flight(self) -> int:
+        """How many they are."""
+        return len(self._in_flight)
 
-    def occupy(self, group: GroupUid) -> PolicyVersion:
-        """A group has arrived: the buffer that takes it, the earliest with room.
+    @property
+    def num_arrived(self) -> int:
+        """Groups that wait for their update."""
+        return sum(len(self._buffers[v].occupied) for v in self._window() if v in self._buffers)
 
-        Where an earlier buffer has no free slot but a reservation that may move, this group takes that slot and the reservation
-        moves to the buffer that this group was promised.
-        """
-        admitted, promised = self._admitted.pop(group)
-        self._buffers[promised].reserved.remove(group)
-        for v in range(self._version, promised + 1):
-            buffer = self._buffers[v]
-            if self._is_consumed and v == self._version:
-                continue
-            has_room = buffer.num_free > 0 or (bool(buffer.reserved) and self._move_reservation(buffer, self._buffers[promised]))
-            if has_room:
-                buffer.occupied[group] = admitted
-                return buffer.version
-        raise AssertionError(f"group {group} held a reservation in buffer {promised} and found no slot")
+    def is_in_flight(self, group: GroupUid) -> bool:
+        """Whether a slot was promised to it."""
+        return group in self._in_flight
 
-    def release(self, group: GroupUid) -> None:
-        """Give a reservation back: the group was filtered out, failed or was aborted."""
-        _, promised = self._admitted.pop(group)
-        self._buffers[promised].reserved.remove(group)
+    def admitted_version(self, group: GroupUid) -> PolicyVersion:
+        """V_traj of a group in flight."""
+        return self._in_flight[group]
 
     def is_ready(self) -> bool:
-        """Whether the buffer of the current version is full of arrived groups."""
-        return not self._is_consumed and self._buffers[self._version].is_ready
+        """Whether the update of the current version can be made."""
+        return not self._is_consumed and self._version in self._buffers and self._buffers[self._version].is_full
+
+    def can_reserve(self, serving: PolicyVersion) -> bool:
+        """Whether `reserve` would admit a group at this version.
+
+        A group may be added if one more of the promised slots is taken by it: that is so if, from its deadline on, the groups in
+        flight are further from using up the slots than they are before it.
+        """
+        answer = self._admits.get(serving)
+        if answer is None:
+            answer = self._admits[serving] = self._has_slot_to_promise(serving + self._staleness)
+        return answer
+
+    def reserve(self, group: GroupUid, *, serving: PolicyVersion) -> PolicyVersion | None:
+        """Admit a group: its V_traj (the version served), or None while no buffer that it may enter has a slot for it."""
+        assert group not in self._in_flight, f"group {group} is in flight already"
+        assert serving <= self._version + self._is_consumed, f"version {serving} is served before the update {self._version} is made"
+        if not self.can_reserve(serving):
+            return None
+        self._in_flight[group] = serving
+        self._num_admitted_at[serving] = self._num_admitted_at.get(serving, 0) + 1
+        self._admits.clear()
+        return serving
+
+    def occupy(self, group: GroupUid, *, oldest: PolicyVersion | None = None) -> PolicyVersion | None:
+        """A group has arrived: the buffer that takes it, the earliest that can.
+
+        An earlier buffer takes it if the groups that are still in flight all fit into the slots that remain.
+
+        Args:
+            group: In flight.
+            oldest: Version of its oldest sampled token. If older than V_traj (an instance served older weights than it was
+                thought to), V_traj becomes it.
+
+        Returns:
+            None if no buffer can: a redundant group that came last, or one whose oldest token is too old. It is gone then.
+        """
+        admitted = self._forget(group)
+        if oldest is not None:
+            admitted = min(admitted, oldest)
+        buffer = self._earliest_for(admitted + self._staleness)
+        if buffer is None:
+            return None
+        buffer.occupied[group] = admitted
+        return buffer.version
+
+    def release(self, group: GroupUid) -> None:
+        """Give a promise back: the group was filtered out, failed or was aborted."""
+        self._forget(group)
 
     def consume(self) -> Consumed:
-        """Take the ready buffer of the current version; `advance` must follow when the update is made."""
+        """Take the ready buffer of the current version; `advance` must follow when the update is made.
+
+        Groups in flight that now have no slot are released: those that only this buffer could take, and then as many as the
+        later buffers lack slots for, oldest V_traj first and of these the last admitted.
+        """
         assert self.is_ready(), f"buffer {self._version} is not ready"
-        buffer = self._buffers[self._version]
+        buffer = self._buffers.pop(self._version)
         gap = max(self._version - admitted for admitted in buffer.occupied.values())
         assert gap <= self._staleness, f"buffer {self._version} holds data {gap} versions old, bound {self._staleness}"
         self._is_consumed = True
-        return Consumed(version=self._version, groups=tuple(buffer.occupied), max_version_gap=gap)
+        self._admits.clear()
+        expired = self._expire()
+        return Consumed(version=self._version, groups=tuple(buffer.occupied), max_version_gap=gap, expired=expired)
 
     def advance(self) -> PolicyVersion:
-        """The update is made and served: later groups are admitted with the new version."""
+        """The update is made."""
         assert self._is_consumed, f"buffer {self._version} was not consumed"
-        del self._buffers[self._version]
         self._version = PolicyVersion(self._version + 1)
-        last = self._version + self._staleness
-        self._buffers[last] = Buffer(PolicyVersion(last), self._capacity)
         self._is_consumed = False
+        self._open()
+        self._admits.clear()
         return self._version
 
-    def _move_reservation(self, source: Buffer, target: Buffer) -> bool:
-        """Pass one reservation on to a later buffer that its own V_traj still admits; False if there is none."""
-        for group in sorted(source.reserved):
-            admitted, _ = self._admitted[group]
-            if target.version <= admitted + self._staleness:
-                source.reserved.remove(group)
-                target.reserved.add(group)
-                self._admitted[group] = (admitted, target.version)
-                return True
-        return False
+    def state_of(self, version: PolicyVersion) -> BufferState:
+        """Of an open buffer, with the groups in flight put into slots as late as their deadlines allow."""
+        assert version in self._window() and version in self._buffers, f"buffer {version} is not open"
+        num_unplaced, num_unplaced_at, num_free_at = 0, 0, 0
+        for v in reversed(self._window()):
+            slots = self._num_slots_to_promise(v)
+            num_unplaced += self._num_admitted_at.get(v - self._staleness, 0)
+            num_placed = min(num_unplaced, slots)
+            num_unplaced -= num_placed
+            if v == version:
+                num_unplaced_at, num_free_at = num_unplaced, slots - num_placed
+        if self._buffers[version].is_full:
+            return BufferState.READY_WITH_CAPACITY if min(num_unplaced, num_unplaced_at) > 0 else BufferState.READY
+        return BufferState.PENDING if num_free_at > 0 else BufferState.STUCK
+
+    def snapshot(self) -> LedgerSnapshot:
+        """What a checkpoint keeps."""
+        occupied = {self._buffers[v].version: dict(self._buffers[v].occupied) for v in self._window() if v in self._buffers}
+        version = PolicyVersion(self._version + self._is_consumed)
+        return LedgerSnapshot(version=version, occupied={v: groups for v, groups in occupied.items() if groups}, in_flight=self.in_flight)
+
+    @classmethod
+    def restore(
+        cls,
+        snapshot: LedgerSnapshot,
+        *,
+        staleness: int,
+        groups_per_buffer: int,
+        redundant_groups: int = 0,
+        last_version: PolicyVersion | None = None,
+    ) -> StalenessLedger:
+        """A ledger with the arrived groups of a snapshot; its groups in flight are the caller's to issue again.
+
+        Raises:
+            ConfigError: The arrived groups do not fit these settings, which are other ones than the snapshot's.
+        """
+        ledger = cls(
+            staleness=staleness,
+            groups_per_buffer=groups_per_buffer,
+            version=snapshot.version,
+            redundant_groups=redundant_groups,
+            last_version=last_version,
+        )
+        for version, groups in snapshot.occupied.items():
+            gap = max(version - admitted for admitted in groups.values())
+            if gap > staleness:
+                rule = f"is less than the age of arrived groups in the checkpoint ({gap} versions)"
+                raise ConfigError(key="psrl.staleness", value=staleness, rule=rule, fix=f"resume with psrl.staleness={gap} or more")
+            if len(groups) > groups_per_buffer:
+                rule = f"is less than the groups that have arrived for one update of the checkpoint ({len(groups)})"
+                fix = "resume with the data.train_batch_size of the checkpoint"
+                raise ConfigError(key="data.train_batch_size", value=groups_per_buffer, rule=rule, fix=fix)
+            if version not in ledger._buffers:
+                rule = f"ends before the update {version} -> {version + 1}, for which the checkpoint holds groups"
+                fix = f"resume with trainer.total_training_steps={version + 1} or more"
+                raise ConfigError(key="trainer.total_training_steps", value=last_version, rule=rule, fix=fix)
+            ledger._buffers[version].occupied.update(groups)
+        return ledger
+
+    def _open(self) -> None:
+        """Have a buffer for every version that a group admitted now may be trained at."""
+        for v in range(self._version, self._version + self._staleness + 1):
+            if v not in self._buffers and (self._last is None or v < self._last):
+                self._buffers[v] = Buffer(PolicyVersion(v), quota=self._quota, capacity=self._capacity)
+
+    def _window(self) -> range:
+        """Deadlines that a group in flight may have: one further after `consume`, when the new weights may be served already."""
+        return range(self._version + self._is_consumed, self._version + self._staleness + 2)
+
+    def _num_slots_to_promise(self, version: int) -> int:
+        buffer = self._buffers.get(version)
+        return 0 if buffer is None else buffer.num_slots_to_promise
+
+    def _balances(self, *, to_promise: bool) -> Iterator[tuple[int, int]]:
+        """(v, groups in flight whose deadline is v or earlier, less the slots in buffers up to v) for v of the window.
+
+        The groups fit if no balance is above 0 (Hall's condition for deadlines).
+        """
+        balance = 0
+        for v in self._window():
+            buffer = self._buffers.get(v)
+            balance += self._num_admitted_at.get(v - self._staleness, 0)
+            if buffer is not None:
+                balance -= buffer.num_slots_to_promise if to_promise else buffer.num_slots
+            yield v, balance
+
+    def _has_slot_to_promise(self, deadline: int) -> bool:
+        before, after = 0, None
+        for v, balance in self._balances(to_promise=True):
+            if v < deadline:
+                before = max(before, balance)
+            else:
+                after = balance if after is None else max(after, balance)
+        return deadline >= self._version + self._is_consumed and after is not None and after < before
+
+    def _earliest_for(self, deadline: int) -> Buffer | None:
+        """The earliest buffer up to `deadline` that one more arrived group may enter, so that those in flight still fit."""
+        found = None
+        for v, balance in reversed(list(self._balances(to_promise=False))):
+            if balance >= 0:
+                break
+            buffer = self._buffers.get(v)
+            if buffer is not None and v <= deadline and not buffer.is_full:
+                found = buffer
+        return found
+
+    def _forget(self, group: GroupUid) -> PolicyVersion:
+        admitted = self._in_flight.pop(group)
+        self._num_admitted_at[admitted] -= 1
+        if self._num_admitted_at[admitted] == 0:
+            del self._num_admitted_at[admitted]
+        self._admits.clear()
+        return admitted
+
+    def _expire(self) -> tuple[GroupUid, ...]:
+        num_late = sum(num for admitted, num in self._num_admitted_at.items() if admitted + self._staleness <= self._version)
+        lacking = max(balance for _, balance in self._balances(to_promise=False))
+        if num_late == 0 and lacking <= 0:
+            return ()
+        # Balances above count only groups whose deadline lies ahead, so the two numbers add up.
+        by_age = sorted(reversed(self._in_flight), key=self._in_flight.__getitem__)
+        expired = tuple(by_age[: num_late + max(0, lacking)])
+        for group in expired:
+            self._forget(group)
+        return expired

@@ -9,29 +9,33 @@ from psrl.staleness import StalenessLedger
 
 def test_with_bound_zero_nothing_is_admitted_between_consume_and_advance():
     ledger = StalenessLedger(staleness=0, groups_per_buffer=2, version=0)
-    assert [ledger.reserve("a"), ledger.reserve("b"), ledger.reserve("c")] == [0, 0, None]
+    assert [
+        ledger.reserve("a", serving=ledger.version),
+        ledger.reserve("b", serving=ledger.version),
+        ledger.reserve("c", serving=ledger.version),
+    ] == [0, 0, None]
     ledger.occupy("a")
     assert not ledger.is_ready()
     ledger.occupy("b")
     consumed = ledger.consume()
     assert (consumed.version, set(consumed.groups), consumed.max_version_gap) == (0, {"a", "b"}, 0)
-    assert ledger.reserve("c") is None
+    assert ledger.reserve("c", serving=ledger.version) is None
     assert ledger.advance() == 1
-    assert ledger.reserve("c") == 1
+    assert ledger.reserve("c", serving=ledger.version) == 1
 
 
 def test_a_released_slot_is_given_to_another_group():
     ledger = StalenessLedger(staleness=0, groups_per_buffer=1, version=4)
-    ledger.reserve("a")
+    ledger.reserve("a", serving=ledger.version)
     ledger.release("a")
-    assert ledger.reserve("b") == 4
+    assert ledger.reserve("b", serving=ledger.version) == 4
     assert ledger.occupy("b") == 4
 
 
 def test_reserve_takes_the_latest_buffer_and_occupy_the_earliest():
     ledger = StalenessLedger(staleness=2, groups_per_buffer=1, version=0)
-    assert [ledger.reserve(g) for g in "abc"] == [0, 0, 0]
-    assert ledger.reserve("d") is None
+    assert [ledger.reserve(g, serving=ledger.version) for g in "abc"] == [0, 0, 0]
+    assert ledger.reserve("d", serving=ledger.version) is None
     # "a" was promised buffer 2; as the first to arrive it takes buffer 0.
     assert ledger.occupy("a") == 0
 
@@ -47,7 +51,7 @@ def test_no_schedule_breaks_the_bound_or_loses_a_group(staleness, capacity, choi
     in_flight, arrived, trained, admitted = [], set(), [], {}
     for number, (what, pick) in enumerate(choices):
         if what == "reserve":
-            version = ledger.reserve(f"g{number}")
+            version = ledger.reserve(f"g{number}", serving=ledger.version)
             if version is not None:
                 in_flight.append(f"g{number}")
                 admitted[f"g{number}"] = version
@@ -74,7 +78,7 @@ def test_no_schedule_breaks_the_bound_or_loses_a_group(staleness, capacity, choi
         ledger.occupy(group)
     number = 0
     while not ledger.is_ready():
-        version = ledger.reserve(f"refill{number}")
+        version = ledger.reserve(f"refill{number}", serving=ledger.version)
         assert version is not None, "neither ready nor able to admit"
         ledger.occupy(f"refill{number}")
         number += 1
