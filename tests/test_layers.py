@@ -22,6 +22,7 @@ LAYERS = (
         "data_plane",
         "parameter_server",
         "processes",
+        "simulation",
     ),
     ("engines", "gateway", "agent_loops", "training"),
     ("runtime",),

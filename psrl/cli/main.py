@@ -17,6 +17,7 @@ from psrl.cli.evaluate import evaluate
 from psrl.cli.prepare import OWN_OPTIONS, PrepareCommand, prepare
 from psrl.cli.serve import serve
 from psrl.cli.sft import sft
+from psrl.cli.simulate import simulate
 from psrl.cli.train import train
 from psrl.cli.view import view
 from psrl.errors import ConfigError, PsrlError
@@ -36,6 +37,7 @@ app.command("eval")(evaluate)
 app.command("prepare", cls=PrepareCommand, context_settings=OWN_OPTIONS)(prepare)
 app.command("doctor")(doctor)
 app.command("serve")(serve)
+app.command("simulate")(simulate)
 app.command("view")(view)
 
 

@@ -64,6 +64,8 @@ class Purpose(StrEnum):
     SFT = "sft"
     ENDPOINT = "endpoint"
     """Validation of a model that somebody else serves: neither model nor training rows need be here."""
+    SIMULATION = "simulation"
+    """On virtual time: no file that the settings name need be here."""
 
 
 def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose = Purpose.TRAIN) -> Config:
@@ -91,6 +93,8 @@ def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose 
         check_sft(config)
     else:
         check_combinations(config)
+        if purpose is Purpose.SIMULATION:
+            return config
         is_validation_alone = purpose in (Purpose.VALIDATION, Purpose.ENDPOINT)
         check_files(config, is_validation_alone=is_validation_alone, is_model_elsewhere=purpose is Purpose.ENDPOINT)
     return config

@@ -1,0 +1,106 @@
+"""`psrl simulate`: how fast a run would be, on virtual time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from psrl.cli.arguments import Overrides, Recipe
+from psrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from psrl.simulation import SimulatedCluster, SimulationReport, Workload
+
+LATENCY = "such as 2, lognormal:median=2,sigma=1,max=60 or pareto:min=0.1,alpha=1.5,max=30"
+Seconds = str | None
+
+
+def simulate(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    turn: Annotated[Seconds, typer.Option(help=f"Seconds of one turn: {LATENCY}.", metavar="LATENCY")] = None,
+    tokens: Annotated[Seconds, typer.Option(help="Tokens of one turn.", metavar="LATENCY")] = None,
+    token_s: Annotated[float | None, typer.Option(help="Seconds of a decode step; then --tokens says how long turns are.")] = None,
+    token_s_per_sequence: Annotated[float | None, typer.Option(help="Seconds that each sequence adds to a decode step.")] = None,
+    turns: Annotated[str | None, typer.Option(help="Turns of an episode: 3, or 1-4 for each with equal chance.", metavar="N-M")] = None,
+    tool: Annotated[Seconds, typer.Option(help="Seconds in the environment after each turn but the last.", metavar="LATENCY")] = None,
+    reward: Annotated[Seconds, typer.Option(help="Seconds of grading.", metavar="LATENCY")] = None,
+    train: Annotated[Seconds, typer.Option(help="Seconds of an update.", metavar="LATENCY")] = None,
+    push: Annotated[Seconds, typer.Option(help="Seconds of handing weights to the parameter server.", metavar="LATENCY")] = None,
+    rest: Annotated[Seconds, typer.Option(help="Seconds from there until it looks for data again.", metavar="LATENCY")] = None,
+    sync: Annotated[Seconds, typer.Option(help="Seconds in which a replica takes weights.", metavar="LATENCY")] = None,
+    pause: Annotated[Seconds, typer.Option(help="The part of --sync in which it stands still.", metavar="LATENCY")] = None,
+    equal_share: Annotated[float | None, typer.Option(help="Share of groups with equal rewards, for filter_groups.")] = None,
+    failure_rate: Annotated[
+        list[str] | None, typer.Option(help="replica=1/3600, worker=1/7200 (per second) or episode=0.01 (share).", metavar="WHAT=RATE")
+    ] = None,
+    restart_s: Annotated[float | None, typer.Option(help="Seconds until what died works again (20).")] = None,
+    run: Annotated[Path | None, typer.Option("--from", help="Take all of this from a run folder.", metavar="RUN_FOLDER")] = None,
+    steps: Annotated[int, typer.Option(help="Updates that are measured.", min=1)] = 40,
+    warmup: Annotated[int | None, typer.Option(help="Updates before that (staleness + 3).", min=0)] = None,
+    sweep: Annotated[list[str] | None, typer.Option(help="One simulation per value.", metavar="KEY=A,B,...")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Simulate a run of RECIPE: throughput, idle shares, staleness. Starts nothing."""
+    from psrl.cli.simulation_table import print_json, print_report, print_sweep
+    from psrl.cli.workload_options import WorkloadOptions, read_workload
+
+    options = WorkloadOptions(
+        turn=turn,
+        tokens=tokens,
+        token_s=token_s,
+        token_s_per_sequence=token_s_per_sequence,
+        turns=turns,
+        tool=tool,
+        reward=reward,
+        train=train,
+        push=push,
+        rest=rest,
+        sync=sync,
+        pause=pause,
+        equal_share=equal_share,
+        failure_rate=tuple(failure_rate or ()),
+        restart_s=restart_s,
+    )
+    settings = _settings_of(sweep or [])
+    for each in settings:
+        _simulated_cluster(recipe, [*(overrides or []), *each])
+    workload = read_workload(options, run)
+    reports = [_simulated(recipe, [*(overrides or []), *each], workload, steps, warmup) for each in settings]
+    if as_json:
+        print_json(settings, reports)
+    elif len(reports) == 1:
+        print_report(reports[0])
+    else:
+        print_sweep(settings, reports)
+
+
+def _simulated(recipe: str, overrides: Sequence[str], workload: Workload, steps: int, warmup: int | None) -> SimulationReport:
+    from psrl.simulation import simulate
+
+    cluster = _simulated_cluster(recipe, overrides)
+    num_warmup = cluster.psrl.staleness + 3 if warmup is None else warmup
+    return simulate(cluster, workload, num_steps=num_warmup + steps, num_warmup=num_warmup)
+
+
+def _simulated_cluster(recipe: str, overrides: Sequence[str]) -> SimulatedCluster:
+    from psrl.config.load import Purpose, load_config
+    from psrl.simulation import SimulatedCluster
+
+    return SimulatedCluster.of(load_config(recipe, overrides, purpose=Purpose.SIMULATION))
+
+
+def _settings_of(sweep: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every combination of the values, as overrides; one without any where nothing is swept."""
+    axes = []
+    for text in sweep:
+        key, equals, values = text.partition("=")
+        if not key or not equals or not values:
+            rule = "is not of the form KEY=A,B,..."
+            raise ConfigError(key="--sweep", value=text, rule=rule, fix="write --sweep psrl.staleness=0,1,2")
+        axes.append([f"{key}={value}" for value in values.split(",")])
+    return list(itertools.product(*axes))

@@ -1,0 +1,139 @@
+"""What `psrl simulate` is told of the time that things take: options, or a run folder, or a run folder with some of it said otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from psrl.errors import ConfigError
+from psrl.simulation import Failures, Workload, measured_workload
+from psrl.simulation.instance import Pace
+from psrl.simulation.workload import DrawnEpisodes
+from psrl.types.latency import Latency
+
+RATES = {"replica": "replica_per_s", "worker": "worker_per_s", "episode": "episode_share"}
+SECONDS = ("train", "push", "rest", "sync", "pause")
+OF_EPISODES = ("turn", "tokens", "turns", "tool", "reward", "token_s", "token_s_per_sequence")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkloadOptions:
+    """As they stand on the command line; None was not said."""
+
+    turn: str | None = None
+    tokens: str | None = None
+    token_s: float | None = None
+    token_s_per_sequence: float | None = None
+    turns: str | None = None
+    tool: str | None = None
+    reward: str | None = None
+    train: str | None = None
+    push: str | None = None
+    rest: str | None = None
+    sync: str | None = None
+    pause: str | None = None
+    equal_share: float | None = None
+    failure_rate: tuple[str, ...] = ()
+    restart_s: float | None = None
+
+
+def read_workload(options: WorkloadOptions, run: Path | None) -> Workload:
+    """What was measured in `run`, where one is named, and the options, which win.
+
+    Raises:
+        ConfigError: An option cannot be read or has no effect, or nothing says how long turns or updates take.
+    """
+    if run is not None:
+        said = [_flag(name) for name in OF_EPISODES if getattr(options, name) is not None]
+        if said:
+            rule = "has no effect with --from, whose episodes are taken whole"
+            raise ConfigError(key=said[0], value=str(run), rule=rule, fix=f"leave out {said[0]} or --from")
+        workload = measured_workload(run)
+    else:
+        if options.train is None:
+            rule = "nothing says how long an update takes"
+            raise ConfigError(key="--train", value=None, rule=rule, fix="write --train 3.0, or --from RUN_FOLDER")
+        workload = _drawn(options)
+    seconds: dict[str, Any] = {name: _latency(name, text) for name in SECONDS if (text := getattr(options, name)) is not None}
+    workload = replace(workload, **seconds)
+    if options.equal_share is not None:
+        workload = replace(workload, equal_share=_share("--equal-share", options.equal_share))
+    return replace(workload, failures=_failures(options, workload.failures))
+
+
+def _drawn(options: WorkloadOptions) -> Workload:
+    in_tokens = options.token_s is not None
+    work = options.tokens if in_tokens else options.turn
+    if work is None or (in_tokens and options.turn is not None):
+        rule = "says how long a turn takes, and so do --tokens with --token-s: one of the two is needed"
+        fix = "write --turn lognormal:median=2,sigma=1, or --tokens lognormal:median=200,sigma=1 --token-s 0.02"
+        raise ConfigError(key="--turn", value=options.turn, rule=rule, fix=fix)
+    if options.token_s_per_sequence is not None and not in_tokens:
+        rule = "has no effect without --token-s"
+        raise ConfigError(key="--token-s-per-sequence", value=options.token_s_per_sequence, rule=rule, fix="write --token-s 0.02 too")
+    turn = _latency("tokens" if in_tokens else "turn", work)
+    if not 0 < turn.mean() < float("inf"):
+        rule = f"has the mean {turn.mean():g}"
+        raise ConfigError(
+            key=_flag("tokens" if in_tokens else "turn"), value=work, rule=rule, fix="give it a positive, finite mean (max=...)"
+        )
+    few, many = _turns(options.turns or "1")
+    episodes = DrawnEpisodes(
+        turn=turn,
+        tool=_latency("tool", options.tool or "0"),
+        reward=_latency("reward", options.reward or "0"),
+        min_turns=few,
+        max_turns=many,
+        tokens=_latency("tokens", options.tokens or "0"),
+        is_work_in_tokens=in_tokens,
+    )
+    pace = Pace(base_s=_positive("--token-s", options.token_s or 1.0), per_running_s=options.token_s_per_sequence or 0.0)
+    return Workload(episodes=episodes, pace=pace, tokens_per_work=1.0 if in_tokens else episodes.tokens.mean() / turn.mean())
+
+
+def _failures(options: WorkloadOptions, measured: Failures) -> Failures:
+    failures = measured if options.restart_s is None else replace(measured, restart_s=_positive("--restart-s", options.restart_s))
+    for text in options.failure_rate:
+        what, _, number = text.partition("=")
+        try:
+            rate = float(Fraction(number)) if "/" in number else float(number)
+        except (ValueError, ZeroDivisionError):
+            rate = -1.0
+        if what not in RATES or not 0 <= rate < (1 if what == "episode" else float("inf")):
+            rule = f"is none of {', '.join(RATES)} with a number of deaths per second (of episodes: the share that fails, below 1)"
+            raise ConfigError(key="--failure-rate", value=text, rule=rule, fix="write --failure-rate replica=1/3600")
+        failures = replace(failures, **{RATES[what]: rate})
+    return failures
+
+
+def _turns(text: str) -> tuple[int, int]:
+    few, dash, many = text.partition("-")
+    numbers = (few, many if dash else few)
+    if not all(number.isdecimal() for number in numbers) or not 1 <= int(numbers[0]) <= int(numbers[1]):
+        raise ConfigError(
+            key="--turns", value=text, rule="is no number of turns and no range of them", fix="write --turns 3 or --turns 1-4"
+        )
+    return int(numbers[0]), int(numbers[1])
+
+
+def _latency(name: str, text: str) -> Latency:
+    return Latency.parse(text, key=_flag(name))
+
+
+def _positive(flag: str, value: float) -> float:
+    if not 0 < value < float("inf"):
+        raise ConfigError(key=flag, value=value, rule="must be a positive number of seconds", fix=f"write {flag} 0.02")
+    return value
+
+
+def _share(flag: str, value: float) -> float:
+    if not 0 <= value < 1:
+        raise ConfigError(key=flag, value=value, rule="must be from 0 to below 1", fix=f"write {flag} 0.3")
+    return value
+
+
+def _flag(name: str) -> str:
+    assert name in {field.name for field in fields(WorkloadOptions)}, name
+    return f"--{name.replace('_', '-')}"
