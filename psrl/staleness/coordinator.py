@@ -11,6 +11,7 @@ given nothing; every instance that cannot be given anything and is behind is ord
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from psrl.config.asynchrony import ProactiveFilterConfig, RoutingConfig, SyncConfig
@@ -252,14 +253,14 @@ class Coordinator:
         if attempt > self._settings.max_reissues:
             self._attempts.pop(group, None)
             return False
-        self.restore_attempt(group, attempt)
+        self.remember_attempts({group: attempt})
         return True
 
-    def restore_attempt(self, group: GroupUid, attempt: int) -> None:
-        """Of a group that a checkpoint says was issued before; waits for its admission."""
-        self._attempts[group] = attempt
-        self._ended.discard(group)
-        self._ended_before.discard(group)
+    def remember_attempts(self, attempts: Mapping[GroupUid, int]) -> None:
+        """Of groups that wait to be issued again, such as those of a checkpoint."""
+        self._attempts.update({group: attempt for group, attempt in attempts.items() if attempt > 0})
+        self._ended.difference_update(attempts)
+        self._ended_before.difference_update(attempts)
 
     # -- orders -----------------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from psrl.config.algorithm import FilterGroupsConfig
 from psrl.config.asynchrony import ProactiveFilterConfig
 from psrl.errors import TooManyFailuresError
 from psrl.types import GroupUid
@@ -21,34 +20,31 @@ def has_signal(rewards: Sequence[float]) -> bool:
 
 
 class DynamicSampling:
-    """Drops arrived groups without signal, up to a limit per training step."""
+    """Counts arrived groups that were left out for want of signal, up to a limit per training step."""
 
-    def __init__(self, settings: FilterGroupsConfig, *, groups_per_step: int) -> None:
-        self._settings = settings
-        self._limit = settings.max_num_gen_batches * groups_per_step
+    def __init__(self, *, max_filtered: int) -> None:
+        """`max_filtered`: so many in one step end the run."""
+        assert max_filtered >= 1, f"max_filtered={max_filtered}"
+        self._max_filtered = max_filtered
         self._pass_rates: Counter[float] = Counter()
 
     @property
-    def num_dropped(self) -> int:
-        """Groups dropped in this step."""
+    def num_filtered(self) -> int:
+        """Groups left out in this step."""
         return self._pass_rates.total()
 
-    def drops(self, rewards: Sequence[float]) -> bool:
-        """Whether a group with these rewards is left out; always False while dynamic sampling is off."""
-        return self._settings.enable and not has_signal(rewards)
-
-    def count(self, pass_rate: float) -> None:
-        """A group was dropped; `pass_rate` is the mean accuracy of its episodes.
+    def leave_out(self, *, pass_rate: float) -> None:
+        """Count a group; `pass_rate` is the mean accuracy of its episodes.
 
         Raises:
-            TooManyFailuresError: As many groups as the limit were dropped in one step; with the histogram of their pass rates.
+            TooManyFailuresError: The limit is reached; with the histogram of pass rates.
         """
         self._pass_rates[round(pass_rate, 2)] += 1
-        if self.num_dropped >= self._limit:
+        if self.num_filtered >= self._max_filtered:
             histogram = ", ".join(f"{rate:g}: {count}" for rate, count in sorted(self._pass_rates.items()))
             raise TooManyFailuresError(
-                f"dynamic sampling dropped {self.num_dropped} groups with equal rewards in one step "
-                f"(algorithm.filter_groups.max_num_gen_batches={self._settings.max_num_gen_batches}); pass rates: {histogram}"
+                f"dynamic sampling dropped {self.num_filtered} groups with equal rewards in one step "
+                f"(the limit of algorithm.filter_groups.max_num_gen_batches); pass rates: {histogram}"
             )
 
     def begin_step(self) -> None:

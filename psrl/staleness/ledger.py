@@ -27,12 +27,17 @@ class Consumed:
 
     version: PolicyVersion
     """V_buf: the weights that the update starts from."""
-    groups: tuple[GroupUid, ...]
-    """In order of arrival."""
+    admitted: Mapping[GroupUid, PolicyVersion]
+    """V_traj of each group, in order of arrival."""
     max_version_gap: int
     """Largest V_buf - V_traj; never above the staleness."""
     expired: tuple[GroupUid, ...] = ()
     """Groups in flight for which no later buffer has a slot; they are released already. Never more than redundant_groups."""
+
+    @property
+    def groups(self) -> tuple[GroupUid, ...]:
+        """In order of arrival."""
+        return tuple(self.admitted)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,7 +206,7 @@ class StalenessLedger:
         self._is_consumed = True
         self._admits.clear()
         expired = self._expire()
-        return Consumed(version=self._version, groups=tuple(buffer.occupied), max_version_gap=gap, expired=expired)
+        return Consumed(version=self._version, admitted=buffer.occupied, max_version_gap=gap, expired=expired)
 
     def advance(self) -> PolicyVersion:
         """The update is made."""
