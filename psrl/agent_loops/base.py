@@ -4,9 +4,10 @@
 |---|---|
 | a step ran out of its seconds, or the episode of its own while the environment used most of them | `timeout` |
 | the episode ran out of its seconds while the engines used most of them | `infra_error` |
+| psrl ended it early (a truncation), whoever used the time | `timeout` |
 | `AgentError` | `agent_error` |
 | engine, sandbox, data plane, `reset`, an environment's own bug, an unknown name in a row | `infra_error` |
-| any of the above before the policy sampled a token | `infra_error`: there is nothing to judge |
+| any of the above before the policy sampled a token | `infra_error`: there is nothing to judge; of a truncation `aborted` |
 | cancellation | none: the environment is closed and the cancellation goes on |
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from psrl.agent_loops.deadline import OutOfTimeError
+from psrl.agent_loops.deadline import OutOfTimeError, TruncatedError, Truncations
 from psrl.config.rollout import RolloutConfig
 from psrl.errors import AgentError, PsrlError
 from psrl.protocols import AgentLoop, Generator, Renderer, Sandboxes, Tool
@@ -47,6 +48,8 @@ class LoopParts:
     """The run's gateway; None in a run that has none, which only loops with sessions mind."""
     agent_sampling: AgentSampling = AgentSampling.OVERRIDE
     """`psrl.rollout_gateway.agent_sampling`: what becomes of an agent's own sampling parameters."""
+    truncations: Truncations = field(default_factory=Truncations)
+    """Which episodes are to end now; a loop looks up its own by the ticket's uid."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +61,8 @@ class Failure:
     """`ClassName: message`."""
     name: str
     """The exception's class, counted as `errors/<name>`."""
+    is_truncation: bool = False
+    """Whether psrl ended it early."""
 
 
 def register_agent_loop(name: str) -> Callable[[type], type]:
@@ -92,4 +97,4 @@ def _failure_of(error: Exception, of_others: Outcome) -> Failure:
         outcome = Outcome.TIMEOUT
     elif isinstance(error, AgentError):
         outcome = Outcome.AGENT_ERROR
-    return Failure(outcome=outcome, error=f"{name}: {error}", name=name)
+    return Failure(outcome=outcome, error=f"{name}: {error}", name=name, is_truncation=isinstance(error, TruncatedError))

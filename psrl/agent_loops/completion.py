@@ -119,7 +119,7 @@ def as_captured(result: LoopResult, record: SessionRecord | Failure | None) -> L
     captured = [step for trajectory in record.trajectories for step in trajectory.steps]
     built = [step for trajectory in result.trajectories for step in trajectory.steps]
     trajectories = record.trajectories
-    if result.outcome is Outcome.TIMEOUT and len(captured) == len(built) + 1:
+    if result.outcome in (Outcome.TIMEOUT, Outcome.ABORTED) and len(captured) == len(built) + 1:
         captured.pop()  # It was sampled, but the episode's end was faster than its answer: nobody has seen it.
         trajectories = result.trajectories
     drift = num_differing_tokens(built, captured)

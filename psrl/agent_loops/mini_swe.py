@@ -8,7 +8,7 @@ How an episode ends; the first line that holds, after those of `session.py` that
 | the agent's process was killed or vanished, which the policy cannot bring about | `infra_error` | none |
 | a limit of the session was reached | `max_turns`, `max_tokens` | the patch so far |
 | the agent's own `LimitsExceeded`: its steps are `multi_turn.max_turns` | `max_turns` | the patch so far |
-| the agent's own `TimeExceeded`, or `episode_timeout_s` | `timeout` | the patch so far |
+| the agent's own `TimeExceeded`, `episode_timeout_s`, or a truncation | `timeout` | the patch so far |
 | an exception inside mini-swe-agent | `agent_error` | the patch so far |
 | `RepeatedFormatError`: so many turns in a row without a command | `finished` | the patch so far |
 | `Submitted` | `finished` | patch and text |
@@ -23,7 +23,7 @@ import json
 import time
 from collections import defaultdict
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from psrl.agent_loops.base import Failure, LoopParts, failure_or, register_agent_loop
@@ -109,6 +109,9 @@ class MiniSWEAgentLoopV1(SessionAgentLoop):
     Counts: `env/...` of `mini_swe_env`, `env/patch_s`, `agent/process_start_s`, `agent/calls`.
     """
 
+    takes_truncation: ClassVar[bool] = True
+    """The patch so far is taken first."""
+
     def __init__(self, parts: LoopParts) -> None:
         """Begins to warm the worker's process of mini-swe-agent.
 
@@ -147,7 +150,10 @@ class MiniSWEAgentLoopV1(SessionAgentLoop):
             return AgentEnd(outcome=Outcome.INFRA_ERROR, error=made.error, counts=_counts(conversation, made))
         timeout_s = self._limits.episode_timeout_s
         work = conversation.hold(self._start_of(made, address), timeout_s=timeout_s)
-        held = await failure_or(within(work, timeout_s=timeout_s, what="mini-swe-agent", grace_s=CLOSE_TIMEOUT_S))
+        truncation = self.truncation_of(address)
+        holding = within(work, timeout_s=timeout_s, what="mini-swe-agent", grace_s=CLOSE_TIMEOUT_S, truncation=truncation)
+        held = await failure_or(holding)
+        is_truncation = isinstance(held, Failure) and held.is_truncation
         outcome, error = (held.outcome, held.error) if isinstance(held, Failure) else held
         if isinstance(held, Failure) and outcome is not Outcome.TIMEOUT:
             return AgentEnd(outcome=outcome, error=error, counts=_counts(conversation, held))
@@ -158,8 +164,14 @@ class MiniSWEAgentLoopV1(SessionAgentLoop):
         if isinstance(left, Failure):
             errors = "; ".join(filter(None, (error, left.error)))
             return AgentEnd(outcome=Outcome.INFRA_ERROR, error=errors, counts=_counts(conversation, left))
-        counts = _counts(conversation, held if isinstance(held, Failure) else None)
-        return AgentEnd(outcome=outcome, error=error, counts=counts, submission=left, messages=conversation.messages)
+        return AgentEnd(
+            outcome=outcome,
+            error=error,
+            counts=_counts(conversation, held if isinstance(held, Failure) else None),
+            submission=left,
+            messages=conversation.messages,
+            is_truncation=is_truncation,
+        )
 
     async def _made_ready(self, environment: MiniSweEnvironment, task: Task, conversation: Conversation) -> SweProblem:
         try:

@@ -24,8 +24,8 @@ DRIVER_GRACE_S = 15.0
 async def multi_turn_agent_loop(episode: PlayedEpisode) -> Outcome:
     """Play from reset to the end.
 
-    The limits are looked at before each generation. A turn that the engine cut (`length`) or gave up (`abort`) is kept in the
-    trajectory but never reaches the environment, so half a call is never executed.
+    The limits are looked at before each generation. A turn that the engine cut (`length`) is kept in the trajectory but never reaches
+    the environment, so half a call is never executed.
 
     Raises:
         OutOfTimeError: A step ran out of its seconds.
@@ -42,8 +42,6 @@ async def multi_turn_agent_loop(episode: PlayedEpisode) -> Outcome:
         action = data.act(generation, temperature=episode.temperature)
         if generation.finish_reason is FinishReason.LENGTH:
             return Outcome.MAX_TOKENS
-        if generation.finish_reason is FinishReason.ABORT:
-            return Outcome.ABORTED
         observation, done, info = await episode.step(action)
         if done:
             return Outcome.FINISHED
@@ -95,7 +93,7 @@ class MultiTurnAgentLoop(AgentLoop):
             limits=self._limits,
         )
         try:
-            end = await failure_or(self._drive(episode))
+            end = await failure_or(self._drive(episode, self._parts.truncations.of(ticket.uid)))
             submission = await failure_or(episode.submission(end.outcome if isinstance(end, Failure) else end))
         except asyncio.CancelledError:
             await failure_or(episode.close())
@@ -103,7 +101,7 @@ class MultiTurnAgentLoop(AgentLoop):
         closed = await failure_or(episode.close())
         return episode.result(end, submission=submission, close_failure=closed)
 
-    async def _drive(self, episode: PlayedEpisode) -> Outcome:
+    async def _drive(self, episode: PlayedEpisode, truncation: asyncio.Event) -> Outcome:
         try:
             return await within(
                 multi_turn_agent_loop(episode),
@@ -111,6 +109,7 @@ class MultiTurnAgentLoop(AgentLoop):
                 what="an episode",
                 grace_s=DRIVER_GRACE_S,
                 error_class=EpisodeOutOfTimeError,
+                truncation=truncation,
             )
         except EpisodeOutOfTimeError as error:
             raise episode.out_of_time() from error

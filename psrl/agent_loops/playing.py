@@ -17,9 +17,22 @@ from psrl.agent_loops.base import Failure
 from psrl.agent_loops.deadline import OutOfTimeError, within
 from psrl.agent_loops.limits import Limits
 from psrl.config.rollout import RolloutConfig
+from psrl.engine_client.whole_turn import whole_turn
 from psrl.errors import EngineError, EnvironmentFault
 from psrl.protocols import AgentData, Environment, Generator, Info
-from psrl.types import EpisodeTicket, GenerateRequest, Generation, LoopResult, Outcome, SamplingParams, Submission, Task, Timings, turn_seed
+from psrl.types import (
+    EpisodeTicket,
+    GenerateRequest,
+    Generation,
+    LoopResult,
+    Outcome,
+    SamplingParams,
+    Submission,
+    Task,
+    Timings,
+    turn_priority,
+    turn_seed,
+)
 
 T = TypeVar("T")
 
@@ -28,7 +41,7 @@ class TurnSource(Protocol):
     """Where the turns of one episode are sampled."""
 
     async def sample(self, data: AgentData[Any, Any], *, max_tokens: int) -> Generation:
-        """The turn that follows what `data` holds.
+        """The whole turn that follows what `data` holds; never one that an engine gave back unfinished.
 
         Raises:
             EngineError, GatewayError: There is none to be had.
@@ -65,9 +78,14 @@ class EngineTurns(TurnSource):
             stop_token_ids=data.stop_token_ids(),
         )
         request = GenerateRequest(
-            request_id=f"{self._ticket.uid}-{turn}", token_ids=data.context_ids(), sampling=sampling, session=self._ticket.uid
+            request_id=f"{self._ticket.uid}-{turn}",
+            token_ids=data.context_ids(),
+            sampling=sampling,
+            session=self._ticket.uid,
+            instance=self._ticket.instance,
+            priority=turn_priority(self._ticket.admitted_version, is_validation=self._ticket.is_validation),
         )
-        return await self._generator.generate(request)
+        return await whole_turn(self._generator, request)
 
 
 class PlayedEpisode:
@@ -149,9 +167,12 @@ class PlayedEpisode:
         """
         began = time.monotonic()
         try:
-            return await self._turns.sample(self.agent_data, max_tokens=max_tokens)
+            generation = await self._turns.sample(self.agent_data, max_tokens=max_tokens)
         finally:
             self._generation_s += time.monotonic() - began
+        if generation.num_resumes:
+            self._counts["resumed_turns"] += generation.num_resumes
+        return generation
 
     async def step(self, action: Any) -> tuple[Any, bool, Info]:
         """Apply the action; the reward is kept here.
@@ -199,7 +220,7 @@ class PlayedEpisode:
         errors = [failure.error for failure in failures]
         if outcome.judges_policy and trajectory.num_sampled == 0:
             errors.append(f"ended as {outcome} before the policy sampled a token")
-            outcome = Outcome.INFRA_ERROR
+            outcome = Outcome.ABORTED if isinstance(end, Failure) and end.is_truncation else Outcome.INFRA_ERROR
         counts = Counter(self._counts)
         counts.update(self.agent_data.counts())
         counts["turns"] = trajectory.num_turns

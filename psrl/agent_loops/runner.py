@@ -45,10 +45,16 @@ class EpisodeRunner:
         except asyncio.CancelledError:
             self.num_by_outcome[Outcome.ABORTED] += 1
             raise
+        finally:
+            self._parts.truncations.forget(ticket.uid)
         self.num_by_outcome[result.outcome] += 1
         total_s = time.monotonic() - began
         timings = replace(result.timings, total_s=total_s, reward_s=total_s - result.timings.total_s)
         return Episode(ticket=ticket, task=task, result=result, score=score, timings=timings)
+
+    def truncate(self, uid: EpisodeUid) -> None:
+        """Have an episode that runs end now; it is judged by what it has."""
+        self._parts.truncations.of(uid).set()
 
     async def _play(self, task: Task, ticket: EpisodeTicket) -> LoopResult:
         async def play() -> LoopResult:
@@ -95,6 +101,16 @@ class EpisodePool:
             return await work
         finally:
             del self._tasks[ticket.uid]
+
+    def truncate(self, uid: EpisodeUid) -> bool:
+        """Have an episode end now with what it has, which is then judged; False where it is not in flight.
+
+        One that waits for a place has nothing and is cancelled.
+        """
+        if uid in self._began:
+            self._runner.truncate(uid)
+            return True
+        return self.cancel(uid)
 
     @property
     def seconds_in_flight(self) -> dict[EpisodeUid, float]:

@@ -6,9 +6,11 @@ How an episode ends; the first line that holds:
 |---|---|
 | the session's record is lost | `infra_error` |
 | the agent's end says `infra_error`: its place was lost, so that nobody can say what it did | `infra_error` |
-| no turn was captured (where turns are captured), so there is nothing to judge | `infra_error`, which names the session |
+| no turn was captured (where turns are captured), and psrl ended the episode early | `aborted` |
+| no turn was captured, so there is nothing to judge | `infra_error`, which names the session |
 | the agent ran into a limit of the session, whatever it did then | `max_turns`, `max_tokens` |
 | the last turn that it asked for could not be sampled | `infra_error` |
+| psrl ended the episode early (a truncation) | `timeout` |
 | `episode_timeout_s` passed, and turns waited for engines most of it | `infra_error` |
 | `episode_timeout_s` passed | `timeout` |
 | the agent raised an error of psrl's own (`SandboxError`, `EnvironmentFault`, ...), but AgentError | `infra_error` |
@@ -40,7 +42,19 @@ from psrl.agent_loops.limits import Limits
 from psrl.agent_loops.session_spec import session_spec_of, sessions_of
 from psrl.errors import AgentError
 from psrl.protocols import AgentLoop
-from psrl.types import EpisodeTicket, LoopResult, Message, Outcome, Role, SessionAddress, SessionRecord, Submission, Task, Timings
+from psrl.types import (
+    EpisodeTicket,
+    LoopResult,
+    Message,
+    Outcome,
+    Role,
+    SessionAddress,
+    SessionId,
+    SessionRecord,
+    Submission,
+    Task,
+    Timings,
+)
 
 AGENT_GRACE_S = 15.0
 """Longer than an agent's process takes to be killed."""
@@ -62,6 +76,8 @@ class AgentEnd:
     submission: Submission | None = None
     messages: tuple[Message, ...] = ()
     """The conversation as the agent saw it, for where nothing is captured of its session."""
+    is_truncation: bool = False
+    """Whether it ended because psrl ended the episode early; then `outcome` is `timeout`."""
 
 
 class SessionAgentLoop(AgentLoop):
@@ -77,6 +93,8 @@ class SessionAgentLoop(AgentLoop):
 
     needs_sessions: ClassVar[bool] = True
     """A run that plays this loop starts its gateway."""
+    takes_truncation: ClassVar[bool] = False
+    """Whether `run_agent` itself ends early when `truncation_of` its address is set; else it is cancelled."""
 
     def __init__(self, parts: LoopParts) -> None:
         """One object serves all episodes of a worker, many at once.
@@ -87,6 +105,7 @@ class SessionAgentLoop(AgentLoop):
         self._sessions = sessions_of(parts)
         self._parts = parts
         self._limits = Limits.from_rollout(parts.rollout)
+        self._truncations: dict[SessionId, asyncio.Event] = {}
 
     def run_agent(self, task: Task, address: SessionAddress) -> Any:
         """Run the agent on `task` until it is done: an `async def`, or a `def`, which gets a thread of its own.
@@ -101,6 +120,10 @@ class SessionAgentLoop(AgentLoop):
         """The deadline of `run_agent`."""
         return self._limits.episode_timeout_s
 
+    def truncation_of(self, address: SessionAddress) -> asyncio.Event:
+        """Set as soon as the episode of this session is to end with what it has."""
+        return self._truncations[address.id]
+
     async def run(self, task: Task, ticket: EpisodeTicket) -> LoopResult:
         """Play one episode; agent and session are ended whatever happens.
 
@@ -110,12 +133,15 @@ class SessionAgentLoop(AgentLoop):
         began = time.monotonic()
         address = await self._sessions.open(session_spec_of(self._parts, ticket, self._limits))
         thread = AgentThread(f"psrl agent {ticket.uid}")
+        self._truncations[address.id] = self._parts.truncations.of(ticket.uid)
         try:
             end = await failure_or(self._play(task, address, thread), of_others=Outcome.AGENT_ERROR)
         except asyncio.CancelledError:
             await failure_or(self._sessions.close(address, abort=True))
             await thread.has_ended(THREAD_GRACE_S)
             raise
+        finally:
+            del self._truncations[address.id]
         # Turns that an agent left behind at its end wait for nobody, so they are aborted.
         record = await failure_or(self._sessions.close(address, abort=True))
         is_left = not await thread.has_ended(THREAD_GRACE_S)
@@ -126,7 +152,13 @@ class SessionAgentLoop(AgentLoop):
             work = without_exit(self.run_agent(task, address))
         else:
             work = thread.run(lambda: self.run_agent(task, address))
-        returned = await within(work, timeout_s=self.run_timeout_s, what=type(self).__name__, grace_s=AGENT_GRACE_S)
+        returned = await within(
+            work,
+            timeout_s=self.run_timeout_s,
+            what=type(self).__name__,
+            grace_s=AGENT_GRACE_S,
+            truncation=None if self.takes_truncation else self.truncation_of(address),
+        )
         if isinstance(returned, AgentEnd):
             return returned
         numbers = returned.items() if isinstance(returned, Mapping) else ()
@@ -149,7 +181,7 @@ class SessionAgentLoop(AgentLoop):
         generation_s = captured.generation_s if captured else 0.0
         return LoopResult(
             outcome=outcome,
-            trajectories=trained_branches(captured.trajectories, self._parts.rollout.agent.branch_reward) if captured else (),
+            trajectories=trained_branches(captured, self._parts.rollout.agent.branch_reward) if captured else (),
             messages=captured.messages if captured and captured.messages else told or task.prompt,
             turn_texts=captured.turn_texts if captured and captured.is_captured else tuple(_texts_of(told)),
             counts=dict(counts),
@@ -206,9 +238,14 @@ def _outcome_of(end: AgentEnd | Failure, record: SessionRecord | Failure, timeou
     if isinstance(end, AgentEnd) and end.outcome is Outcome.INFRA_ERROR:
         return Outcome.INFRA_ERROR, None
     if record.num_turns == 0 and record.is_captured:
-        return Outcome.INFRA_ERROR, f"session {record.id} of {record.uid} captured no turn: {record.error or 'the agent asked for none'}"
+        text = f"session {record.id} of {record.uid} captured no turn: {record.error or 'the agent asked for none'}"
+        return Outcome.ABORTED if end.is_truncation else Outcome.INFRA_ERROR, text
+    if end.is_truncation and record.end is Outcome.INFRA_ERROR:
+        return end.outcome, None  # The turn that it waited for was cut with it.
     if record.end is not None:
         return record.end, record.error
+    if end.is_truncation:
+        return end.outcome, None
     if end.outcome is Outcome.TIMEOUT and record.generation_s > timeout_s / 2:
         return Outcome.INFRA_ERROR, f"turns waited {record.generation_s:.2f} s for engines"
     return end.outcome, None

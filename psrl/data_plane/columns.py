@@ -29,7 +29,7 @@ COLUMNS: tuple[Column, ...] = (
            meaning="1 where the policy sampled the token"),
     Column(name="rollout_logprobs", dtype="float32", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="logprob of the sampled token under the distribution sampled from; 0 elsewhere"),
-    Column(name="policy_versions", dtype="int64", shape=("T",), writer="agent worker", readers=(),
+    Column(name="policy_versions", dtype="int64", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="weights that sampled the token; -1 elsewhere"),
     Column(name="turn_indices", dtype="int32", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="turn that sampled the token, from 0; -1 elsewhere"),
@@ -47,6 +47,9 @@ class TrajectoryTags(TypedDict):
     """Never None here: an episode without reward is not put into the data plane's training partition."""
     outcome: str
     admitted_version: int
+    """V_traj, as the episode was admitted."""
+    oldest_version: int
+    """Of the weights that sampled the trajectory's tokens, the oldest."""
     num_tokens: int
     num_sampled: int
     num_turns: int

@@ -15,7 +15,7 @@ import torch
 from transfer_queue import KVBatchMeta
 
 from psrl.data_plane.columns import COLUMNS, TrajectoryTags
-from psrl.types import Episode, Trajectory
+from psrl.types import Episode, PolicyVersion, Trajectory
 
 DTYPES = {"int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "float32": torch.float32}
 
@@ -49,6 +49,12 @@ def rows_of(episode: Episode) -> list[TrajectoryRow]:
     ]
 
 
+def oldest_version_of(episode: Episode) -> PolicyVersion | None:
+    """The oldest weights that sampled a token of an episode; None where no token was sampled."""
+    versions = [version for trajectory in episode.result.trajectories for step in trajectory.steps for version in step.policy_versions]
+    return PolicyVersion(min(versions)) if versions else None
+
+
 def _tags_of(trajectory: Trajectory, episode: Episode, reward: float) -> TrajectoryTags:
     return TrajectoryTags(
         group=episode.ticket.group,
@@ -56,6 +62,7 @@ def _tags_of(trajectory: Trajectory, episode: Episode, reward: float) -> Traject
         reward=reward,
         outcome=episode.result.outcome.value,
         admitted_version=episode.ticket.admitted_version,
+        oldest_version=min(version for step in trajectory.steps for version in step.policy_versions),
         num_tokens=trajectory.num_tokens,
         num_sampled=trajectory.num_sampled,
         num_turns=trajectory.num_turns,

@@ -29,7 +29,8 @@ def generate_body(request: GenerateRequest) -> bytes:
     }
     if sampling.seed is not None:
         params["seed"] = sampling.seed
-    return orjson.dumps({"token_ids": request.token_ids, "sampling_params": params, "request_id": request.request_id})
+    body = {"token_ids": request.token_ids, "sampling_params": params, "request_id": request.request_id, "priority": request.priority}
+    return orjson.dumps(body)
 
 
 def parse_generation(raw: bytes, *, latency_s: float) -> Generation:

@@ -1,16 +1,17 @@
 """HTTP client of the engine contract: one replica, and the choice among several.
 
-Invariant: all turns of a session go to the replica that served its first one, unless that replica cannot be reached; every call has
-an end.
+Invariant: all turns of a session go to the replica that it was placed on, unless that one fails or the session is moved; every call
+has an end.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ ROUTING_KEY_HEADER = "x-smg-routing-key"
 MAX_ROUTING_KEY = 128
 """Bytes; SMG takes no longer one."""
 MAX_RETRY_PAUSE_S = 1.0
+GIVE_BACK_TIMEOUT_S = 10.0
+"""A replica that does not give turns back by then answers nothing."""
 
 
 class HttpReplica:
@@ -94,16 +97,23 @@ class HttpReplica:
         body = orjson.dumps({"request_ids": list(request_ids)} if request_ids else {"abort_all": True})
         await self._call("POST", "/abort_requests", content=body, timeout_s=self._control_timeout_s)
 
-    async def update_weights(self, manifest: WeightManifest) -> WeightReport:
-        """Start, update, finish. The caller compares the report with the manifest.
+    async def stage_weights(self, manifest: WeightManifest) -> WeightReport:
+        """Have a version found and checked; what is served stays, and turns go on.
 
         Raises:
-            EngineError: The replica could not load the version; it still serves the old one.
+            EngineError: The replica could not load the version.
         """
         await self._call("POST", "/start_weight_update", content=b"{}", timeout_s=self._control_timeout_s)
         body = orjson.dumps({"update_info": manifest_to_json(manifest)})
-        await self._call("POST", "/update_weights", content=body, timeout_s=self._control_timeout_s)
-        finish = orjson.dumps({"weight_version": str(manifest.version)})
+        return parse_weight_report(await self._call("POST", "/update_weights", content=body, timeout_s=self._control_timeout_s))
+
+    async def finish_weights(self, version: PolicyVersion) -> WeightReport:
+        """Serve the staged version from the next token on. The caller compares the report with the manifest.
+
+        Raises:
+            EngineError: Another version is staged, or none; it still serves the old one.
+        """
+        finish = orjson.dumps({"weight_version": str(version)})
         return parse_weight_report(await self._call("POST", "/finish_weight_update", content=finish, timeout_s=self._control_timeout_s))
 
     async def version(self) -> PolicyVersion:
@@ -160,18 +170,24 @@ class HttpReplica:
 
 
 class HttpGenerator:
-    """Sends turns to replicas (or to SMG in front of them), sticky by session. Implements `protocols.Generator`."""
+    """Sends turns to replicas (or to SMG in front of them), sticky by session. Implements `protocols.Generator`.
+
+    An instance is the index of a URL. A session begins at the instance that it was placed on, or that its first request names, or else
+    where the fewest turns are in flight.
+    """
 
     def __init__(self, urls: Sequence[str], *, request_timeout_s: float = 120.0, retry_for_s: float = 2.0) -> None:
         """After its first failure a turn is sent again for `retry_for_s`; each attempt has `request_timeout_s`."""
         assert urls, "HttpGenerator needs at least one URL"
-        self.replicas = tuple(HttpReplica(url, request_timeout_s=request_timeout_s) for url in urls)
+        self.replicas = tuple(HttpReplica(url, request_timeout_s=request_timeout_s, control_timeout_s=GIVE_BACK_TIMEOUT_S) for url in urls)
         self._retry_for_s = retry_for_s
         self._replica_of: OrderedDict[str, HttpReplica] = OrderedDict()
         self._num_sessions = dict.fromkeys(self.replicas, 0)
+        self._in_flight: dict[str, dict[str, HttpReplica]] = {}
+        """Request ids by session, and where they are."""
 
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn on the session's replica; a replica that fails is left for another.
+        """Sample one turn on the session's replica; a replica that fails is left for another, in turn while none answers.
 
         Raises:
             EngineRequestError: The request is wrong; it is not sent again.
@@ -180,9 +196,9 @@ class HttpGenerator:
         failed: set[HttpReplica] = set()
         began_to_fail: float | None = None
         for attempt in itertools.count(1):
-            replica = self._place(request.session, avoid=failed)
+            replica = self._replica_for(request, avoid=failed)
             try:
-                return await replica.generate(request)
+                return await self._sent(request, replica)
             except EngineRequestError:
                 raise
             except EngineError as error:
@@ -191,32 +207,78 @@ class HttpGenerator:
                 if now + pause_s - began_to_fail > self._retry_for_s:
                     words = f"{attempt} attempts failed in {now - began_to_fail:.1f} s"
                     raise EngineError(f"request {request.request_id}: {words}, the last: {error}") from error
-                failed.add(replica)
+                # When all have failed, the others are tried once more: they may have been started again meanwhile.
+                failed = {replica} if len(failed | {replica}) == len(self.replicas) else failed | {replica}
                 await asyncio.sleep(pause_s)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def place(self, session: str, instance: int) -> None:
+        """Turns of the session that begin from here on go to this instance."""
+        self._remember(session, self._replica_at(instance))
+
+    async def move(self, sessions: Sequence[str], instance: int) -> int:
+        """Place sessions anew and have their running turns given back, so that they go on there; how many there were.
+
+        A turn that its old replica does not give back (it has just ended, or the replica is gone) ends there or fails by itself.
+        """
+        target = self._replica_at(instance)
+        given_back: defaultdict[HttpReplica, list[str]] = defaultdict(list)
+        for session in sessions:
+            self._remember(session, target)
+            for request_id, replica in self._in_flight.get(session, {}).items():
+                if replica is not target:
+                    given_back[replica].append(request_id)
+        await asyncio.gather(*(_give_back(replica, ids) for replica, ids in given_back.items()))
+        return sum(map(len, given_back.values()))
+
+    def forget(self, session: str) -> None:
+        """The session has ended: its next turn would be placed anew."""
+        replica = self._replica_of.pop(session, None)
+        if replica is not None:
+            self._num_sessions[replica] -= 1
 
     async def close(self) -> None:
         """Close the connections of all replicas."""
         await asyncio.gather(*(replica.close() for replica in self.replicas))
 
-    def _place(self, session: str, *, avoid: set[HttpReplica]) -> HttpReplica:
-        """The session's replica; else the one with the fewest turns in flight, then the fewest sessions."""
-        known = self._replica_of.get(session)
+    async def _sent(self, request: GenerateRequest, replica: HttpReplica) -> Generation:
+        running = self._in_flight.setdefault(request.session, {})
+        running[request.request_id] = replica
+        try:
+            return await replica.generate(request)
+        finally:
+            del running[request.request_id]
+            if not running:
+                self._in_flight.pop(request.session, None)
+
+    def _replica_at(self, instance: int) -> HttpReplica:
+        assert 0 <= instance < len(self.replicas), f"there is no instance {instance}, only {len(self.replicas)}"
+        return self.replicas[instance]
+
+    def _replica_for(self, request: GenerateRequest, *, avoid: set[HttpReplica]) -> HttpReplica:
+        """The session's replica; else the one that the request names; else that with the fewest turns in flight, then sessions."""
+        known = self._replica_of.get(request.session)
+        if known is None and request.instance is not None:
+            known = self._replica_at(request.instance)
+            self._remember(request.session, known)
         if known is not None and known not in avoid:
             return known
         choices = [replica for replica in self.replicas if replica not in avoid] or list(self.replicas)
         chosen = min(choices, key=lambda replica: (replica.num_in_flight, self._num_sessions[replica]))
-        self._remember(session, chosen)
+        self._remember(request.session, chosen)
         return chosen
 
     def _remember(self, session: str, replica: HttpReplica) -> None:
-        before = self._replica_of.pop(session, None)
-        if before is not None:
-            self._num_sessions[before] -= 1
+        self.forget(session)
         self._replica_of[session] = replica
         self._num_sessions[replica] += 1
         if len(self._replica_of) > MAX_SESSIONS:
             self._num_sessions[self._replica_of.popitem(last=False)[1]] -= 1
+
+
+async def _give_back(replica: HttpReplica, request_ids: Sequence[str]) -> None:
+    with contextlib.suppress(EngineError):  # It is gone, and so are its turns: they fail by themselves and are sent to another.
+        await replica.abort(request_ids)
 
 
 def routing_key(session: str) -> str:

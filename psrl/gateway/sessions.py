@@ -112,6 +112,7 @@ class Session:
             id=self.id,
             uid=self.spec.uid,
             trajectories=trajectories,
+            paths=self.tree.paths(),
             messages=tuple(messages),
             turn_texts=tuple(turn.text for turn in branch),
             num_turns=len(turns),

@@ -153,6 +153,10 @@ class SessionTree:
         """Turns that none continues, in the order in which they were captured."""
         return [turn for turn in self._turns if not turn.children]
 
+    def paths(self) -> tuple[tuple[int, ...], ...]:
+        """Of each leaf, the ordinals of the turns that lead to it."""
+        return tuple(tuple(turn.ordinal for turn in leaf.path()) for leaf in self.leaves())
+
     def trajectories(self, uid: EpisodeUid) -> tuple[Trajectory, ...]:
         """One per leaf. A turn on several paths is sampled in the first of them and context in the others.
 

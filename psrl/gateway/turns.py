@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from psrl.engine_client.whole_turn import whole_turn
 from psrl.errors import EngineError, EngineRequestError, SessionRequestError, TemplateError
 from psrl.gateway.dialects.base import ChatRequest, ChatTurn, TurnEnd
 from psrl.gateway.sampling import broken_parameters, cut_at_stop
 from psrl.gateway.sessions import Session, closing_error
 from psrl.gateway.tito import Branch
 from psrl.protocols import Generator, Renderer
-from psrl.types import FinishReason, GenerateRequest, Generation, Message, Outcome, Role, SamplingParams, ToolCall, ToolCallError, turn_seed
+from psrl.types import (
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    Message,
+    Outcome,
+    Role,
+    SamplingParams,
+    ToolCall,
+    ToolCallError,
+    turn_priority,
+    turn_seed,
+)
 
 LONG_CONTENT = 50_000
 """Characters that are new in a request, above which rendering leaves the event loop."""
-MAX_RESUMES = 16
-"""How often a turn that the engine gives back unfinished is continued."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,40 +117,29 @@ class TurnTaker:
             raise SessionRequestError(status=400, code="template", message=str(error), param="messages") from error
 
     async def _sample(self, session: Session, placed: PlacedTurn) -> Generation:
-        """The whole turn: what an engine gave back unfinished (a pause, a move) is continued, each token with its version."""
-        contract = session.spec.contract
-        prompt_ids = placed.branch.context_ids
-        whole: Generation | None = None
-        for attempt in range(MAX_RESUMES + 1):
-            done = whole.token_ids if whole else []
-            request = GenerateRequest(
-                request_id=f"{session.id}-{placed.number}" + (f"-r{attempt}" if attempt else ""),
-                token_ids=prompt_ids + done,
-                sampling=SamplingParams(
-                    max_tokens=placed.max_tokens - len(done),
-                    temperature=contract.temperature,
-                    top_p=contract.top_p,
-                    top_k=contract.top_k,
-                    seed=turn_seed(contract.seed, placed.number),
-                    stop_token_ids=self._renderer.stop_token_ids,
-                ),
-                session=session.id,
-            )
-            part = await self._generator.generate(request)
-            whole = part if whole is None else _joined(whole, part)
-            if part.finish_reason is not FinishReason.ABORT:
-                break
+        spec = session.spec
+        contract = spec.contract
+        request = GenerateRequest(
+            request_id=f"{session.id}-{placed.number}",
+            token_ids=placed.branch.context_ids,
+            sampling=SamplingParams(
+                max_tokens=placed.max_tokens,
+                temperature=contract.temperature,
+                top_p=contract.top_p,
+                top_k=contract.top_k,
+                seed=turn_seed(contract.seed, placed.number),
+                stop_token_ids=self._renderer.stop_token_ids,
+            ),
+            session=session.id,
+            priority=turn_priority(spec.admitted_version, is_validation=spec.is_validation),
+        )
+
+        def before_resume() -> None:
             session.counts["resumed_turns"] += 1
             if session.is_closing:
                 raise closing_error(session.id)
-            if len(whole.token_ids) >= placed.max_tokens:
-                whole = replace(whole, finish_reason=FinishReason.LENGTH)
-                break
-        else:
-            raise EngineError(f"the engine gave the turn back unfinished {MAX_RESUMES + 1} times")
-        if not whole.token_ids:
-            raise EngineError("the engine sampled no token")
-        return whole
+
+        return await whole_turn(self._generator, request, before_resume=before_resume)
 
     def _capture(
         self, session: Session, request: ChatRequest, placed: PlacedTurn, generation: Generation, stop_text: str | None
@@ -197,15 +197,3 @@ def _room(session: Session, branch: Branch) -> int:
 def _limit(session: Session, end: Outcome, code: str, message: str) -> SessionRequestError:
     session.ran_into(end, message)
     return SessionRequestError(status=400, code=code, message=message, param="messages")
-
-
-def _joined(first: Generation, second: Generation) -> Generation:
-    return replace(
-        second,
-        token_ids=first.token_ids + second.token_ids,
-        logprobs=first.logprobs + second.logprobs,
-        policy_versions=first.policy_versions + second.policy_versions,
-        prompt_tokens=first.prompt_tokens,
-        cached_tokens=first.cached_tokens,
-        latency_s=first.latency_s + second.latency_s,
-    )

@@ -1,7 +1,7 @@
 """Groups on their way between controller and agent workers, and the agent worker's plain object.
 
 A group is played whole in one worker: members that end infra_error are played again there, alone and bounded, and the rows of
-all members go to the data plane in one call.
+all kept members go to the data plane in one call. Where it has more members than are needed, the first that are judged are kept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
 from psrl.config.rollout import RolloutConfig
 from psrl.config.rollout_gateway import RolloutGatewayConfig
 from psrl.config.sandbox import SandboxConfig, engine_url_of
-from psrl.data_plane import KVBatchMeta, Partition, rows_of
+from psrl.data_plane import KVBatchMeta, Partition, oldest_version_of, rows_of
 from psrl.data_plane.memory import meta_of
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpGenerator
@@ -28,15 +28,13 @@ from psrl.gateway.gateway import GatewayAddress
 from psrl.protocols import ProgramRunner, Scorer, Tool
 from psrl.rewards.base import ScorerParts
 from psrl.rewards.scorer import build_scorer
+from psrl.runtime.group_play import EndHow, GroupPlay, Member
 from psrl.runtime.imports import make_importable
 from psrl.sandbox import BackendSandboxes, build_interpreter, limits_of, reap
 from psrl.session_client.client import SessionClient
 from psrl.telemetry.trajectories import lengths_of_turns
 from psrl.tools.config import load_tools
-from psrl.types import AgentSampling, Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, Task, Timings
-
-DIRECT_RETRY_FOR_S = 2.0
-"""Of a turn that goes to an engine without SMG: a dead engine ends the run, so only a passing fault is worth another attempt."""
+from psrl.types import AgentSampling, Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, PolicyVersion, Task, Timings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +73,10 @@ class GroupRequest:
     tickets: tuple[EpisodeTicket, ...]
     wants_records: bool
     """Whether the full episodes come back, for the run folder."""
+    num_needed: int | None = None
+    """How many judged episodes make it complete: the others are ended then. None: all are played to their ends."""
+    attempt: int = 0
+    """How often the group was issued before."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,13 +102,22 @@ class EpisodeSummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupResult:
-    """A group in which every episode has an outcome."""
+    """A group that has ended."""
 
     group: GroupUid
     summaries: tuple[EpisodeSummary, ...]
+    """In the order of the tickets: the episodes that are kept, `num_needed` at most, and those that ended without a reward. Where too few
+    were judged, also those that psrl ended (`aborted`)."""
     meta: KVBatchMeta
-    """Rows in the data plane; empty for validation."""
+    """Rows in the data plane; empty for validation, and of a group that was cancelled."""
     records: tuple[Episode, ...]
+    """Of the same episodes, but for those that never had an end of their own."""
+    oldest_version: PolicyVersion | None = None
+    """Of the weights that sampled its kept tokens, the oldest; None where there is none."""
+    attempt: int = 0
+    """As requested."""
+    num_surplus: int = 0
+    """Members that were ended, or not kept, because others were judged first."""
 
     @property
     def rewards(self) -> list[float]:
@@ -128,6 +139,8 @@ class AgentWorker:
         self._scorer: Scorer | None = None
         self._generator: HttpGenerator | None = None
         self._sessions: SessionClient | None = None
+        self._plays: dict[GroupUid, GroupPlay] = {}
+        self._leaving: dict[GroupUid, asyncio.Future[list[Episode | BaseException]]] = {}
         self._train_pool: EpisodePool | None = None
         self._val_pool: EpisodePool | None = None
 
@@ -161,7 +174,7 @@ class AgentWorker:
         self._generator = HttpGenerator(
             endpoints.generate_urls,
             request_timeout_s=s.gen_rollout.request_timeout_s,
-            retry_for_s=s.rollout_gateway.retry_for_s if s.rollout_gateway.enable else DIRECT_RETRY_FOR_S,
+            retry_for_s=s.rollout_gateway.retry_for_s if s.rollout_gateway.enable else s.gen_rollout.startup_timeout_s,
         )
         if endpoints.gateway is not None:
             self._sessions = SessionClient(endpoints.gateway.url, admin_key=endpoints.gateway.admin_key)
@@ -185,31 +198,84 @@ class AgentWorker:
         return EpisodePool(EpisodeRunner(parts, self._scorer, score_timeout_s=score_timeout_s), max_concurrent=max_concurrent)
 
     async def run_group(self, request: GroupRequest) -> GroupResult:
-        """Play all members at once; returns when each has an outcome."""
-        played = await asyncio.gather(*(self._play(request.task, ticket) for ticket in request.tickets))
-        episodes = [episode for episode, _ in played]
-        is_validation = request.tickets[0].is_validation
-        rows = [] if is_validation else [row for episode in episodes for row in rows_of(episode)]
+        """Play the members at once; returns when enough are judged, all have ended, or the group is cancelled.
+
+        Waits for: what an earlier attempt of the group still closes here, then its members. Unblocked by: their deadlines.
+        """
+        tickets, group = request.tickets, request.tickets[0].group
+        pool = self._val_pool if tickets[0].is_validation else self._train_pool
+        assert pool is not None and self._generator is not None, "connect() comes first"
+        assert group not in self._plays, f"group {group} is already played here"
+        play = GroupPlay(
+            pool,
+            request.task,
+            tickets,
+            num_needed=request.num_needed or len(tickets),
+            max_retries=self._settings.max_episode_retries,
+        )
+        before = self._leaving.pop(group, None)
+        self._plays[group] = play
+        try:
+            if before is not None:
+                await before
+            for ticket in tickets:
+                if ticket.instance is not None:
+                    self._generator.place(ticket.uid, ticket.instance)
+            members = await play.run()
+            return await self._result(request, members, is_cancelled=play.is_cancelled)
+        finally:
+            del self._plays[group]
+            self._leave(group, play)
+
+    async def end_group(self, group: GroupUid, how: EndHow) -> bool:
+        """End a group early: `run_group` returns soon. False where it is not played here.
+
+        Cancelled, it has no rows and its unfinished episodes are `aborted`. Truncated, its running episodes end with `timeout` and are
+        judged by their finished turns; those that have none are `aborted`.
+        """
+        play = self._plays.get(group)
+        if play is not None:
+            play.end(how)
+        return play is not None
+
+    async def move_group(self, group: GroupUid, instance: int) -> int:
+        """Have a group go on at another instance: running turns are given back there and continued here; how many there were."""
+        play = self._plays.get(group)
+        if play is None:
+            return 0
+        assert self._generator is not None, "connect() comes first"
+        return await self._generator.move([ticket.uid for ticket in play.tickets], instance)
+
+    async def _result(self, request: GroupRequest, members: Sequence[Member], *, is_cancelled: bool) -> GroupResult:
+        kept = [] if is_cancelled else [member.episode for member in members if member.episode is not None]
+        rows = [] if request.tickets[0].is_validation else [row for episode in kept for row in rows_of(episode)]
         meta = await asyncio.to_thread(self._data_plane.put, rows) if rows else meta_of([], Partition.TRAIN)
+        versions = [version for episode in kept if (version := oldest_version_of(episode)) is not None]
         return GroupResult(
             group=request.tickets[0].group,
-            summaries=tuple(summary_of(episode, num_retries) for episode, num_retries in played),
+            summaries=tuple(map(summary_of, members)),
             meta=meta,
-            records=tuple(episodes) if request.wants_records else (),
+            records=tuple(kept) if request.wants_records else (),
+            oldest_version=min(versions, default=None),
+            attempt=request.attempt,
+            num_surplus=len(request.tickets) - len(members),
         )
 
-    async def _play(self, task: Task, ticket: EpisodeTicket) -> tuple[Episode, int]:
-        pool = self._val_pool if ticket.is_validation else self._train_pool
-        assert pool is not None, "connect() comes first"
-        num_retries = 0
-        while True:
-            episode = await pool.run(task, ticket)
-            if episode.result.outcome is not Outcome.INFRA_ERROR or num_retries == self._settings.max_episode_retries:
-                return episode, num_retries
-            num_retries += 1
+    def _leave(self, group: GroupUid, play: GroupPlay) -> None:
+        """Members that still close their environments are this worker's until they have; their group's next attempt waits for them."""
+        for ticket in play.tickets:
+            if self._generator is not None:
+                self._generator.forget(ticket.uid)
+        if play.left:
+            leaving = asyncio.gather(*play.left, return_exceptions=True)
+            self._leaving[group] = leaving
+            leaving.add_done_callback(lambda done: self._leaving.pop(group, None) if self._leaving.get(group) is done else None)
 
     async def stop(self) -> None:
-        """End sandboxes, graders and connections."""
+        """End episodes, sandboxes, graders and connections."""
+        for pool in (self._train_pool, self._val_pool):
+            if pool is not None:
+                await pool.close()
         if self._scorer is not None:
             await self._scorer.close()
         for tool in self._tools:
@@ -223,8 +289,23 @@ class AgentWorker:
         await asyncio.to_thread(agent_server().close)
 
 
-def summary_of(episode: Episode, num_retries: int) -> EpisodeSummary:
-    """What the controller needs to know of an episode."""
+def summary_of(member: Member) -> EpisodeSummary:
+    """What the controller needs to know of a member; one without an end of its own is `aborted`."""
+    episode, num_retries = member.episode, member.num_retries
+    if episode is None:
+        return EpisodeSummary(
+            uid=member.ticket.uid,
+            outcome=Outcome.ABORTED,
+            reward=None,
+            accuracy=None,
+            num_turns=0,
+            num_sampled=0,
+            counts={},
+            timings=Timings(),
+            temperature=member.ticket.temperature,
+            error=None,
+            num_retries=num_retries,
+        )
     turn_lengths = lengths_of_turns(episode.result.trajectories)
     return EpisodeSummary(
         uid=episode.ticket.uid,

@@ -1,11 +1,13 @@
 """Tickets: the uid and the seed of every episode, derived from what it is and never from when it runs.
 
-An episode that is issued again (a retry, a resume) therefore asks the engine for the same random numbers.
+An episode that is played again (a retry, a resume) therefore asks the engine for the same random numbers; a group that is issued again
+because psrl ended it asks for others.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from psrl.types import EpisodeTicket, EpisodeUid, GroupUid, PolicyVersion, Task
 
@@ -18,10 +20,36 @@ def seed_of(run_seed: int, uid: str) -> int:
     return int.from_bytes(digest, "big") >> (64 - SEED_BITS)
 
 
-def training_tickets(task: Task, *, rollout_n: int, version: PolicyVersion, run_seed: int) -> tuple[EpisodeTicket, ...]:
-    """The members of a training group."""
-    uids = [EpisodeUid(f"{task.uid}-e{index}") for index in range(rollout_n)]
-    return tuple(EpisodeTicket(uid=uid, group=GroupUid(task.uid), admitted_version=version, seed=seed_of(run_seed, uid)) for uid in uids)
+def training_tickets(
+    task: Task,
+    *,
+    rollout_n: int,
+    version: PolicyVersion,
+    run_seed: int,
+    instances: Sequence[int | None] | None = None,
+    attempt: int = 0,
+) -> tuple[EpisodeTicket, ...]:
+    """The members of a training group.
+
+    Args:
+        task: Theirs.
+        rollout_n: How many, redundant ones included.
+        version: The weights that the group is admitted with.
+        run_seed: `trainer.seed`.
+        instances: Where each is played; None leaves all of them to the client.
+        attempt: How often the group was issued before; each has seeds of its own.
+    """
+    places = [None] * rollout_n if instances is None else instances
+    return tuple(
+        EpisodeTicket(
+            uid=EpisodeUid(f"{task.uid}-e{index}"),
+            group=GroupUid(task.uid),
+            admitted_version=version,
+            seed=seed_of(run_seed, f"{task.uid}-e{index}" + (f"-a{attempt}" if attempt else "")),
+            instance=place,
+        )
+        for index, place in zip(range(rollout_n), places, strict=True)
+    )
 
 
 def validation_tickets(

@@ -1,7 +1,7 @@
 """The nouns of psrl, one small frozen dataclass each."""
 
 from psrl.types.data_proto import DataProto
-from psrl.types.generation import FinishReason, GenerateRequest, Generation, SamplingParams, turn_seed
+from psrl.types.generation import FinishReason, GenerateRequest, Generation, SamplingParams, turn_priority, turn_seed
 from psrl.types.ids import EpisodeUid, GroupUid, PolicyVersion, SessionId, TaskUid, TrajectoryUid
 from psrl.types.message import Message, ParsedTurn, Role, ToolCall, ToolCallError, ToolSchema
 from psrl.types.outcome import Episode, EpisodeTicket, LoopResult, Outcome, Score, Submission, Timings
@@ -50,5 +50,6 @@ __all__ = [
     "ToolSchema",
     "Trajectory",
     "TrajectoryUid",
+    "turn_priority",
     "turn_seed",
 ]

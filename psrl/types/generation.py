@@ -18,6 +18,11 @@ def turn_seed(episode_seed: int, turn: int) -> int:
     return (episode_seed * SEED_STRIDE + turn) % SEED_RANGE
 
 
+def turn_priority(admitted_version: int, *, is_validation: bool) -> int:
+    """`GenerateRequest.priority` of an episode's turns: its V_traj; those of validation come first."""
+    return -1 if is_validation else admitted_version
+
+
 class FinishReason(StrEnum):
     """Why an engine stopped a turn."""
 
@@ -76,3 +81,5 @@ class Generation:
     """Prompt tokens that were not computed again."""
     latency_s: float
     """Seconds from sending the request to having the answer."""
+    num_resumes: int = 0
+    """How often the engine gave it back unfinished and it was continued."""

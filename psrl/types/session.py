@@ -85,6 +85,8 @@ class SessionRecord:
     trajectories: tuple[Trajectory, ...]
     """One per leaf, in the order in which the leaves were made. A turn that several leaves share is trained on in the first of them
     and context in the others, so every sampled token is trained on once."""
+    paths: tuple[tuple[int, ...], ...] = ()
+    """Of each trajectory, the numbers of its turns in order, those included that it shares with an earlier one."""
     messages: tuple[Message, ...]
     """Of the branch of the last turn."""
     turn_texts: tuple[str, ...]

@@ -65,7 +65,7 @@ class ScriptedGenerator:
     async def generate(self, request: GenerateRequest) -> Generation:
         self.requests.append(request)
         await asyncio.sleep(0)
-        turn = int(request.request_id.rpartition("-")[2])
+        turn = int(request.request_id.partition("-r")[0].rpartition("-")[2])
         reply = self._script(request) if callable(self._script) else self._script[turn]
         reply = Reply(reply) if isinstance(reply, str) else reply
         ids, reason = ids_of(reply.text), reply.finish_reason

@@ -9,7 +9,7 @@ from psrl.agent_loops import EpisodeRunner, LoopParts, SessionAgentLoop
 from psrl.agent_loops.branches import trained_branches
 from psrl.data_plane import rows_of
 from psrl.telemetry.trajectories import TRAIN_FILE, TrajectoryWriter, read_trajectories
-from psrl.types import Outcome, Step, Trajectory, TrajectoryUid
+from psrl.types import EpisodeUid, Outcome, SessionId, SessionRecord, Step, Trajectory, TrajectoryUid
 from tests.gateway.gateway_kit import running_gateway
 
 SAID = ["first", "second", "rewritten", "The answer is 7"]
@@ -77,7 +77,7 @@ def test_the_run_folder_keeps_every_branch(tmp_path):
         assert (read.uid, read.ids(), read.loss_mask()) == (kept.uid, kept.ids(), kept.loss_mask())
 
 
-def trajectory(uid, *steps):
+def trajectory(uid, *steps, version=3):
     made = Trajectory(uid=TrajectoryUid(uid))
     for observation, sampled in steps:
         made.append(
@@ -85,12 +85,20 @@ def trajectory(uid, *steps):
                 observation_ids=observation,
                 sampled_ids=sampled,
                 logprobs=[-float(token) for token in sampled],
-                policy_versions=[3] * len(sampled),
+                policy_versions=[version] * len(sampled),
                 temperature=1.0,
                 finish_reason="stop",
             )
         )
     return made
+
+
+def record_of(*branches):
+    """Of trajectories with the numbers of the turns that lead to them."""
+    trajectories, paths = zip(*branches, strict=True)
+    return SessionRecord(
+        id=SessionId("s"), uid=EpisodeUid("e"), trajectories=trajectories, paths=paths, messages=(), turn_texts=(), num_turns=9
+    )
 
 
 def masked(branch):
@@ -99,10 +107,10 @@ def masked(branch):
 
 def test_shared_turns_are_found_in_whichever_branch_has_most_of_them():
     # A tree: 1|2, then 3|4 or 5|6; after 5|6 comes 7|8 or 9|9. The record trains on each turn in the first branch that holds it.
-    record = (
-        trajectory("t0", ([1], [2]), ([3], [4])),
-        trajectory("t1", ([1, 2, 5], [6]), ([7], [8])),
-        trajectory("t2", ([1, 2, 5, 6, 9], [9])),
+    record = record_of(
+        (trajectory("t0", ([1], [2]), ([3], [4])), (0, 1)),
+        (trajectory("t1", ([1, 2, 5], [6]), ([7], [8])), (0, 2, 3)),
+        (trajectory("t2", ([1, 2, 5, 6, 9], [9])), (0, 2, 4)),
     )
     (last,) = trained_branches(record, "last")
     assert last.uid == "t2"
@@ -110,11 +118,23 @@ def test_shared_turns_are_found_in_whichever_branch_has_most_of_them():
 
 
 def test_a_branch_that_begins_anew_shares_nothing_even_where_its_prompt_begins_alike():
-    record = (trajectory("t0", ([1, 2], [3])), trajectory("t1", ([1, 2, 4], [5])))
+    record = record_of((trajectory("t0", ([1, 2], [3])), (0,)), (trajectory("t1", ([1, 2, 4], [5])), (1,)))
     (last,) = trained_branches(record, "last")
     assert masked(last) == [(1, 0, 0.0), (2, 0, 0.0), (4, 0, 0.0), (5, 1, -5.0)]
 
 
 def test_one_branch_is_the_same_with_either_choice():
-    record = (trajectory("t0", ([1], [2])),)
-    assert trained_branches(record, "last") == trained_branches(record, "shared") == record
+    record = record_of((trajectory("t0", ([1], [2])), (0,)))
+    assert trained_branches(record, "last") == trained_branches(record, "shared") == record.trajectories
+
+
+def test_a_shared_turn_is_the_one_that_was_continued_and_not_another_that_says_the_same():
+    # Turns 0 and 1 say the same (2) to the same question (1), from weights 3 and 4. Turns 2 and 3 continue turn 1.
+    record = record_of(
+        (trajectory("t0", ([1], [2]), version=3), (0,)),
+        (trajectory("t1", ([1], [2]), ([5], [6]), version=4), (1, 2)),
+        (trajectory("t2", ([1, 2, 7], [8]), version=5), (1, 3)),
+    )
+    (last,) = trained_branches(record, "last")
+    assert last.ids() == [1, 2, 7, 8]
+    assert last.versions() == [-1, 4, -1, 5]

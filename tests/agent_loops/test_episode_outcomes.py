@@ -118,10 +118,24 @@ def test_a_truncated_turn_executes_nothing_even_where_its_call_is_whole():
     assert episode.score.reward == 0.0
 
 
-def test_an_aborted_generation_ends_the_episode_without_a_reward():
+def test_a_turn_that_the_engine_gives_back_unfinished_goes_on_with_what_it_has():
+    def script(request):
+        return Reply("The answer ", FinishReason.ABORT) if not request.request_id.endswith("-r1") else Reply("is \\boxed{7}")
+
+    episode, generator = play(script)
+    assert episode.result.outcome is Outcome.FINISHED
+    (trajectory,) = episode.result.trajectories
+    assert trajectory.steps[0].sampled_ids == ids_of("The answer ")[:-1] + ids_of("is \\boxed{7}")
+    assert generator.requests[1].token_ids == generator.requests[0].token_ids + ids_of("The answer ")[:-1]
+    assert episode.result.counts["resumed_turns"] == 1
+
+
+def test_an_engine_that_only_gives_turns_back_is_an_infra_error():
     scorer = LastTurnScorer()
-    episode, _ = play([Reply("half", FinishReason.ABORT)], scorer=scorer)
-    assert episode.result.outcome is Outcome.ABORTED
+    episode, generator = play(lambda request: Reply("", FinishReason.ABORT), scorer=scorer)
+    assert episode.result.outcome is Outcome.INFRA_ERROR
+    assert "gave the turn back unfinished 65 times" in episode.result.error
+    assert len(generator.requests) == 65
     assert episode.score == Score(reward=None)
     assert scorer.scored == []
 

@@ -89,6 +89,7 @@ def test_tags_travel_with_the_keys(plane):
         "reward": 1.0,
         "outcome": "finished",
         "admitted_version": 3,
+        "oldest_version": 3,
         "num_tokens": 6,
         "num_sampled": 3,
         "num_turns": 2,
