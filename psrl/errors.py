@@ -75,6 +75,10 @@ class GatewayError(PsrlError):
     is_retryable = True
 
 
+class GatewayUnreachableError(GatewayError):
+    """The gateway was not there, or went away before it answered."""
+
+
 class SessionRequestError(PsrlError):
     """A request that a session answers with an error: `status` is HTTP's, `code` a short machine name."""
 
@@ -147,6 +151,12 @@ class RowTooLongError(TrainingError):
 
 class ProcessDiedError(PsrlError):
     """A process of the run died; the message names it and its last words."""
+
+
+class ActorDiedError(ProcessDiedError):
+    """The process that was asked died before it answered; another, or its successor, can be asked again."""
+
+    is_retryable = True
 
 
 class DeadlineError(PsrlError):

@@ -1,7 +1,7 @@
 """The gateway of a run: SMG in front of the engines, the session router in front of SMG. Two child processes, one object.
 
 SMG holds nothing that cannot be made again, so it is started again when it ends. The router holds the sessions' tokens: when it ends,
-they are lost, and the gateway with them.
+they are lost, and the gateway with them; a new one may take its addresses and its key, so that nobody need be told.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Never
 from psrl.config.rollout_gateway import RolloutGatewayConfig
 from psrl.errors import ProcessDiedError
 from psrl.gateway.smg import Smg
-from psrl.processes.child import ChildProcess
+from psrl.processes.child import PORT_WAIT_S, ChildProcess
 from psrl.processes.kept import RestartLimit
 
 
@@ -61,23 +61,26 @@ class Gateway:
         self.admin_key_file = settings.log_folder / "gateway-admin.key"
         self._router: ChildProcess | None = None
 
-    async def start(self) -> GatewayAddress:
+    async def start(self, *, successor_of: GatewayAddress | None = None) -> GatewayAddress:
         """Until sessions can be opened; their turns wait for `attach`, so that engines may start meanwhile.
+
+        `successor_of` is the address of a gateway that died: this one takes its place.
 
         Raises:
             ProcessDiedError, GatewayError: SMG or the router did not come up; with its last words.
         """
-        admin_key = secrets.token_urlsafe(32)
+        admin_key = successor_of.admin_key if successor_of else secrets.token_urlsafe(32)
         self.admin_key_file.parent.mkdir(parents=True, exist_ok=True)
         self.admin_key_file.touch(mode=0o600)
         self.admin_key_file.write_text(admin_key)
-        await self.smg.start([])
+        await self.smg.start([], port=_port_of(successor_of.smg_url) if successor_of else 0)
         self._router = ChildProcess(
             "session router",
             self._router_command(),
             log_path=self._settings.log_folder / "session-router.log",
             host=self._settings.host,
-            port=self._settings.port,
+            port=_port_of(successor_of.url) if successor_of else self._settings.port,
+            port_wait_s=PORT_WAIT_S if successor_of else 0.0,
         )
         await self._router.start(self._settings.startup_timeout_s)
         return GatewayAddress(url=self._router.url, admin_key=admin_key, smg_url=self.smg.url)
@@ -129,3 +132,7 @@ class Gateway:
             *("--max-sessions", str(settings.limits.max_sessions)),
             *("--session-idle-timeout-s", str(settings.limits.session_idle_timeout_s)),
         ]
+
+
+def _port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])

@@ -23,7 +23,7 @@ import orjson
 
 from psrl.engine_client.prometheus import prometheus_samples
 from psrl.errors import GatewayError
-from psrl.processes.child import ChildProcess, free_port
+from psrl.processes.child import PORT_WAIT_S, ChildProcess, free_port
 from psrl.processes.kept import KeptProcess, RestartLimit
 
 HEALTH_INTERVAL_S = 1
@@ -86,15 +86,15 @@ class Smg:
         """So far."""
         return self._kept.num_restarts
 
-    async def start(self, worker_urls: Sequence[str], *, timeout_s: float = STARTUP_TIMEOUT_S) -> None:
-        """Until every worker takes requests.
+    async def start(self, worker_urls: Sequence[str], *, port: int = 0, timeout_s: float = STARTUP_TIMEOUT_S) -> None:
+        """Until every worker takes requests. `port`: of an SMG that died, whose place this one takes.
 
         Raises:
             ProcessDiedError: SMG ended or is not ready; with its last words.
             GatewayError: A worker is not ready in time.
         """
         self._worker_urls = list(worker_urls)
-        await self._kept.start()
+        await self._kept.start(port=port)
         for url in worker_urls:
             await self._until_healthy(url, timeout_s)
 
@@ -174,7 +174,7 @@ class Smg:
             *(*FLAGS, "--prometheus-port", str(metrics_port)),
             *(("--worker-urls", *self._worker_urls) if self._worker_urls else ()),
         ]
-        return ChildProcess("SMG", argv, log_path=self._log_path, port=port)
+        return ChildProcess("SMG", argv, log_path=self._log_path, port=port, port_wait_s=PORT_WAIT_S if port else 0.0)
 
     async def _until_healthy(self, url: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -20,6 +20,11 @@ from psrl.errors import ProcessDiedError
 POLL_S = 0.05
 HEALTH_TIMEOUT_S = 2.0
 STOP_GRACE_S = 5.0
+HEALTH_LOOK_S = 1.0
+SILENT_AFTER_S = 20.0
+"""A server that answers no `/health` for so long is taken as lost; on a busy machine a live one takes some seconds."""
+PORT_WAIT_S = 10.0
+"""Of a server that takes the port of one whose parent was killed: such a one looks for its parent twice a second, and ends."""
 LAST_WORDS_BYTES = 4000
 
 
@@ -40,13 +45,17 @@ class ChildProcess:
         env: dict[str, str] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        port_wait_s: float = 0.0,
     ) -> None:
-        """`name` is what errors call it; port 0 takes a free one; `env` replaces the child's environment, None passes the parent's on."""
+        """`name` is what errors call it; port 0 takes a free one; `env` replaces the child's environment, None passes the parent's on.
+
+        `port_wait_s`: how long a port that is taken is waited for, because its last owner is on its way out.
+        """
         self.name = name
         self.log_path = log_path
         self.url = ""
         self.port = port
-        self._argv, self._env, self._host = list(argv), env, host
+        self._argv, self._env, self._host, self._port_wait_s = list(argv), env, host, port_wait_s
         self._process: subprocess.Popen[bytes] | None = None
 
     async def start(self, timeout_s: float) -> None:
@@ -55,7 +64,8 @@ class ChildProcess:
         Raises:
             ProcessDiedError: It could not be spawned, ended, or was not ready in time (then it is stopped); with its last words.
         """
-        self._spawn()
+        with await self._bound() as listener:
+            self._spawn(listener)
         deadline = asyncio.get_running_loop().time() + timeout_s
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as http:
             while True:
@@ -73,6 +83,24 @@ class ChildProcess:
         while (code := self.poll()) is None:  # noqa: ASYNC110 - a child process has no event to wait for
             await asyncio.sleep(POLL_S)
         return code
+
+    async def lost(self, *, silent_after_s: float = SILENT_AFTER_S) -> str:
+        """Why it cannot be used any more, once that is so: it ended, or it answers no `/health` for `silent_after_s`.
+
+        Waits for: its end, its answers once a second. Unblocked by: either, or the limit.
+        """
+        loop = asyncio.get_running_loop()
+        heard_at, look_at = loop.time(), 0.0
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S)) as http:
+            while (code := self.poll()) is None:
+                if loop.time() >= look_at:
+                    if await _is_healthy(http, self.url):
+                        heard_at = loop.time()
+                    elif loop.time() - heard_at > silent_after_s:
+                        return f"{self.name} answers no /health for {silent_after_s:g} s; last words: {self.last_words()}"
+                    look_at = loop.time() + HEALTH_LOOK_S
+                await asyncio.sleep(POLL_S)
+        return f"{self.name} ended with code {code}; last words: {self.last_words()}"
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
@@ -108,18 +136,28 @@ class ChildProcess:
                 continue
         self._process.wait(grace_s)
 
-    def _spawn(self) -> None:
-        assert self._process is None, f"{self.name} was started before"
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener, open(self.log_path, "ab") as log:
+    async def _bound(self) -> socket.socket:
+        deadline = asyncio.get_running_loop().time() + self._port_wait_s
+        while True:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 listener.bind((self._host, self.port))
             except OSError as error:
-                raise ProcessDiedError(f"{self.name} cannot listen on {self._host}:{self.port}: {error}") from error
-            self.port = listener.getsockname()[1]
-            self.url = f"http://{self._host}:{self.port}"
-            argv = [*self._argv, "--fd", str(listener.fileno()), "--parent-pid", str(os.getpid())]
+                listener.close()
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise ProcessDiedError(f"{self.name} cannot listen on {self._host}:{self.port}: {error}") from error
+                await asyncio.sleep(POLL_S)
+            else:
+                return listener
+
+    def _spawn(self, listener: socket.socket) -> None:
+        assert self._process is None, f"{self.name} was started before"
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.port = listener.getsockname()[1]
+        self.url = f"http://{self._host}:{self.port}"
+        argv = [*self._argv, "--fd", str(listener.fileno()), "--parent-pid", str(os.getpid())]
+        with open(self.log_path, "ab") as log:
             try:
                 self._process = subprocess.Popen(
                     argv,

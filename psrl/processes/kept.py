@@ -12,6 +12,9 @@ from typing import Never
 from psrl.errors import ProcessDiedError
 from psrl.processes.child import ChildProcess
 
+HISTORY_CHARACTERS = 120
+"""Of each earlier end, when a process is given up."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestartLimit:
@@ -19,6 +22,36 @@ class RestartLimit:
 
     max_restarts: int = 5
     window_s: float = 300.0
+
+
+class RestartHistory:
+    """The ends of one process, by whoever starts it again."""
+
+    def __init__(self, name: str, limit: RestartLimit, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._limit = limit
+        self._clock = clock
+        self._ends: deque[tuple[float, str]] = deque()
+        self.num_restarts = 0
+
+    def ended(self, cause: str) -> None:
+        """It ended again; returns where it may be started once more.
+
+        Raises:
+            ProcessDiedError: It ended more than `max_restarts` times within the window; with all these causes.
+        """
+        now = self._clock()
+        self._ends.append((now, cause))
+        while self._ends[0][0] < now - self._limit.window_s:
+            self._ends.popleft()
+        if len(self._ends) <= self._limit.max_restarts:
+            self.num_restarts += 1
+            return
+        if len(self._ends) == 1:
+            raise ProcessDiedError(f"{self._name} died: {cause}")
+        history = "; ".join(f"{now - at_s:.0f} s ago: {why[:HISTORY_CHARACTERS]}" for at_s, why in list(self._ends)[:-1])
+        times = f"{len(self._ends)} times within {self._limit.window_s:.0f} s"
+        raise ProcessDiedError(f"{self._name} died {times}, the last time: {cause} (before: {history})")
 
 
 class KeptProcess:
@@ -51,14 +84,14 @@ class KeptProcess:
         """The same for as long as it is kept."""
         return self.process.url
 
-    async def start(self) -> None:
-        """The first process, until it is ready.
+    async def start(self, *, port: int = 0) -> None:
+        """The first process, until it is ready; on any free port, or on that of one that died.
 
         Raises:
             ProcessDiedError: With its last words.
         """
         assert self._process is None, "start() comes once"
-        self._process = self._make(0)
+        self._process = self._make(port)
         await self._process.start(self._startup_timeout_s)
 
     async def keep(self) -> Never:
@@ -69,18 +102,12 @@ class KeptProcess:
         Raises:
             ProcessDiedError: It ended once too often within the window, or did not come up again; with its last words.
         """
-        ends: deque[float] = deque()
+        history = RestartHistory(self.process.name, self._limit)
         while True:
             code = await self.process.ended()
-            now = time.monotonic()
-            ends.append(now)
-            while ends[0] < now - self._limit.window_s:
-                ends.popleft()
-            name, words = self.process.name, self.process.last_words()
-            if len(ends) > self._limit.max_restarts:
-                times = f"{len(ends)} times within {self._limit.window_s:.0f} s"
-                raise ProcessDiedError(f"{name} ended {times}, the last with code {code}; last words: {words}")
-            self._report(f"{name} ended with code {code}; it is started again. Last words: {words[-300:]}")
+            words = self.process.last_words()
+            history.ended(f"it ended with code {code}; last words: {words}")
+            self._report(f"{self.process.name} ended with code {code}; it is started again. Last words: {words[-300:]}")
             self._process = self._make(self.process.port)
             await self._process.start(self._startup_timeout_s)
             self.num_restarts += 1

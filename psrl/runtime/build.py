@@ -1,16 +1,14 @@
 """Puts a run together: the only place that sees the whole tree of settings and the real parts.
 
-Start-up is a checklist with limits. Actors are made first, all at once; each then does its slow part (imports, model, sandboxes)
-while TransferQueue starts in the driver, and what needs another part's address comes last.
+Actors are made first, all at once; each then does its slow part (imports, model, sandboxes) as `startup.py` says, and the same again
+when it has to be started again.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -21,71 +19,180 @@ from psrl.config.tree import Config
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.datasets.source import TaskSource, build_source, build_validation_tasks
 from psrl.gateway.gateway import GatewaySettings
+from psrl.processes.kept import RestartLimit
 from psrl.runtime.actors.agent_worker import AgentWorkerActor
 from psrl.runtime.actors.engine_replica import EngineReplicaActor
 from psrl.runtime.actors.gateway import GatewayActor
 from psrl.runtime.actors.parameter_server import ParameterServerActor
 from psrl.runtime.actors.train_worker import TrainWorkerActor, TrainWorkerSettings
 from psrl.runtime.first_prompts import FirstPrompts
+from psrl.runtime.fleet import Fleet
 from psrl.runtime.groups import AgentWorkerSettings, Endpoints
+from psrl.runtime.kept_actor import Died, KeptActor, KeptLimits, Make, Prepare
+from psrl.runtime.kept_replica import KeptReplica
 from psrl.runtime.loops.validate import Validation
-from psrl.runtime.supervision import Supervisor, answer_of
+from psrl.runtime.parameter_server import NUM_KEPT, ParameterServer
+from psrl.runtime.worker_pool import WorkerPool
 from psrl.sandbox import build_interpreter
 from psrl.tools.config import load_tools
-from psrl.types import Episode, Task
+from psrl.types import Episode, PolicyVersion, Task
+
+
+class Addresses:
+    """Where agent workers send turns, from when it is known. It never changes: what is started again keeps its address."""
+
+    def __init__(self) -> None:
+        self._endpoints: Endpoints | None = None
+
+    def set(self, endpoints: Endpoints) -> None:
+        """Engines and gateway are up."""
+        self._endpoints = endpoints
+
+    def get(self) -> Endpoints:
+        """For a worker that connects."""
+        assert self._endpoints is not None, "engines and gateway come first"
+        return self._endpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cluster:
-    """The live processes of a run."""
+    """The processes of a run."""
 
     train_workers: tuple[ray.actor.ActorHandle, ...]
-    replicas: tuple[ray.actor.ActorHandle, ...]
-    agent_workers: tuple[ray.actor.ActorHandle, ...]
-    gateway: ray.actor.ActorHandle | None
+    workers: WorkerPool
+    fleet: Fleet
+    gateway: KeptActor | None
     """None where nothing of the run needs sessions."""
-    parameter_server: ray.actor.ActorHandle
+    parameter_server: ParameterServer
     data_plane: TransferQueueDataPlane
+    endpoints: Addresses
+
+    @property
+    def kept(self) -> tuple[KeptActor, ...]:
+        """Those that are started again when they die."""
+        gateway = () if self.gateway is None else (self.gateway,)
+        return (self.parameter_server.actor, *gateway, *self.fleet.replicas, *self.workers.workers)
+
+    async def push_weights(self, version: PolicyVersion, deadline_s: float) -> None:
+        """Have the trainer's weights published as `version`; see `ParameterServer.push`."""
+        await self.parameter_server.push(self.train_workers, version, deadline_s=deadline_s)
 
 
-def make_cluster(config: Config, log_folder: Path, *, with_training: bool = True) -> Cluster:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reports:
+    """Who is told of what happens to processes."""
+
+    died: Died
+    """The process, and why it is started again."""
+    note: Callable[[str], None]
+    """A line for people."""
+
+
+def make_cluster(config: Config, log_folder: Path, *, with_training: bool = True, reports: Reports) -> Cluster:
     """Ask Ray for every process; none of them has done its slow part yet."""
-    rollout = config.gen_actor_rollout_ref.rollout
-    model = config.train_actor_rollout_ref.model
     num_ranks = config.trainer.num_workers if with_training else 0
-    deadline_s = config.psrl.deadlines.data_plane_s
+    train_workers = tuple(
+        TrainWorkerActor.options(name=f"train-worker-{rank}").remote(settings=train_worker_settings(config, rank, num_ranks))
+        for rank in range(num_ranks)
+    )
+    makers, endpoints = _Makers(config, log_folder, reports), Addresses()
+    parameter_server = makers.parameter_server(train_workers)
+    rollout = config.gen_actor_rollout_ref.rollout
+    replicas = [makers.replica(index, parameter_server) for index in range(rollout.num_replicas)]
     return Cluster(
-        train_workers=tuple(
-            TrainWorkerActor.options(name=f"train-worker-{rank}").remote(
-                settings=TrainWorkerSettings(
-                    model=model,
-                    actor=config.train_actor_rollout_ref.actor,
-                    ref=config.train_actor_rollout_ref.ref,
-                    algorithm=config.algorithm,
-                    total_steps=config.trainer.total_training_steps,
-                    seed=config.trainer.seed,
-                    device=config.trainer.device,
-                    rank=rank,
-                    world_size=num_ranks,
-                    collective_timeout_s=config.psrl.deadlines.train_step_s,
-                    data_plane_deadline_s=deadline_s,
-                    startup_deadline_s=config.psrl.deadlines.startup_s,
-                    import_folder=config.import_folder,
-                ),
-            )
-            for rank in range(num_ranks)
+        train_workers=train_workers,
+        workers=WorkerPool([makers.agent_worker(index, endpoints) for index in range(rollout.agent.num_workers)], note=reports.note),
+        fleet=Fleet(replicas, parameter_server, is_behind_smg=config.psrl.rollout_gateway.enable),
+        gateway=makers.gateway(replicas, endpoints) if starts_gateway(config) else None,
+        parameter_server=parameter_server,
+        data_plane=TransferQueueDataPlane(
+            deadline_s=config.psrl.deadlines.data_plane_s, startup_deadline_s=config.psrl.deadlines.startup_s
         ),
-        replicas=tuple(
-            EngineReplicaActor.options(name=f"engine-{index}").remote(index=index, model=model, rollout=rollout, log_folder=log_folder)
-            for index in range(rollout.num_replicas)
-        ),
-        agent_workers=tuple(
-            AgentWorkerActor.options(name=f"agent-worker-{index}").remote(agent_worker_settings(config))
-            for index in range(rollout.agent.num_workers)
-        ),
-        gateway=GatewayActor.options(name="gateway").remote(gateway_settings(config, log_folder)) if starts_gateway(config) else None,
-        parameter_server=ParameterServerActor.options(name="parameter-server").remote(num_kept=2),
-        data_plane=TransferQueueDataPlane(deadline_s=deadline_s, startup_deadline_s=config.psrl.deadlines.startup_s),
+        endpoints=endpoints,
+    )
+
+
+class _Makers:
+    """How each kind of process that may be started again is made, and what it needs before it works."""
+
+    def __init__(self, config: Config, log_folder: Path, reports: Reports) -> None:
+        self._config = config
+        self._log_folder = log_folder
+        self._limits = KeptLimits(
+            restarts=RestartLimit(max_restarts=config.psrl.restarts.max_restarts, window_s=config.psrl.restarts.window_s),
+            startup_s=config.psrl.deadlines.startup_s,
+            silent_after_s=config.psrl.deadlines.stall_s,
+        )
+        self._reports = reports
+
+    def parameter_server(self, train_workers: Sequence[ray.actor.ActorHandle]) -> ParameterServer:
+        """A new one gets the versions that the first train worker still has."""
+
+        async def prepare(handle: ray.actor.ActorHandle) -> None:
+            if train_workers:
+                await train_workers[0].republish.remote(handle)
+
+        def make() -> ray.actor.ActorHandle:
+            return ParameterServerActor.remote(num_kept=NUM_KEPT)
+
+        return ParameterServer(self._kept("parameter server", make, prepare))
+
+    def replica(self, index: int, parameter_server: ParameterServer) -> KeptReplica:
+        """A new one listens where the old one did."""
+        model, rollout = self._config.train_actor_rollout_ref.model, self._config.gen_actor_rollout_ref.rollout
+        return KeptReplica(
+            f"engine replica {index}",
+            lambda port: EngineReplicaActor.remote(index=index, model=model, rollout=rollout, log_folder=self._log_folder, port=port),
+            parameter_server=parameter_server,
+            sync_s=self._config.psrl.deadlines.weight_sync_s,
+            stuck_after_s=rollout.request_timeout_s,
+            limits=self._limits,
+            died=self._reports.died,
+            note=self._reports.note,
+        )
+
+    def agent_worker(self, index: int, endpoints: Addresses) -> KeptActor:
+        """A new one first removes what the old one left: sandboxes are labelled with their worker's process."""
+        settings = agent_worker_settings(self._config)
+
+        async def prepare(handle: ray.actor.ActorHandle) -> None:
+            await handle.start.remote()
+            await handle.connect.remote(endpoints.get())
+
+        return self._kept(f"agent worker {index}", lambda: AgentWorkerActor.remote(settings), prepare)
+
+    def gateway(self, replicas: Sequence[KeptReplica], endpoints: Addresses) -> KeptActor:
+        """A new one has the old one's addresses and key; sessions are lost, and their episodes played again."""
+        settings = gateway_settings(self._config, self._log_folder)
+
+        async def prepare(handle: ray.actor.ActorHandle) -> None:
+            await handle.start.remote(successor_of=endpoints.get().gateway)
+            await handle.attach.remote([replica.url for replica in replicas])
+
+        return self._kept("gateway", lambda: GatewayActor.remote(settings), prepare, has_watch=True)
+
+    def _kept(self, name: str, make: Make, prepare: Prepare, *, has_watch: bool = False) -> KeptActor:
+        return KeptActor(
+            name, make, prepare=prepare, has_watch=has_watch, limits=self._limits, died=self._reports.died, note=self._reports.note
+        )
+
+
+def train_worker_settings(config: Config, rank: int, num_ranks: int) -> TrainWorkerSettings:
+    """The sections that one training rank reads."""
+    return TrainWorkerSettings(
+        model=config.train_actor_rollout_ref.model,
+        actor=config.train_actor_rollout_ref.actor,
+        ref=config.train_actor_rollout_ref.ref,
+        algorithm=config.algorithm,
+        total_steps=config.trainer.total_training_steps,
+        seed=config.trainer.seed,
+        device=config.trainer.device,
+        rank=rank,
+        world_size=num_ranks,
+        collective_timeout_s=config.psrl.deadlines.train_step_s,
+        data_plane_deadline_s=config.psrl.deadlines.data_plane_s,
+        startup_deadline_s=config.psrl.deadlines.startup_s,
+        import_folder=config.import_folder,
     )
 
 
@@ -120,64 +227,12 @@ def gateway_settings(config: Config, log_folder: Path) -> GatewaySettings:
     )
 
 
-async def start_cluster(cluster: Cluster, config: Config, *, progress: Callable[[str], None]) -> Supervisor:
-    """Bring every process up; the supervisor watches them from then on.
-
-    Raises:
-        PsrlError: The first part that failed, by name, within `psrl.deadlines.startup_s`.
-    """
-    limit_s = config.psrl.deadlines.startup_s
-
-    async def step(what: str, *awaitables: object) -> list[Any]:
-        results: list[Any] = await answer_of(what, asyncio.gather(*awaitables), limit_s)  # type: ignore[call-overload]
-        progress(what)
-        return results
-
-    async def train_workers() -> None:
-        if cluster.train_workers:
-            address = await answer_of("train worker 0", cluster.train_workers[0].rendezvous.remote(), limit_s)
-            await step("train workers", *(worker.load.remote(address) for worker in cluster.train_workers))
-
-    async def engines_and_gateway() -> Endpoints:
-        engines = step("engines", *(replica.start.remote() for replica in cluster.replicas))
-        if cluster.gateway is None:
-            return Endpoints(generate_urls=await engines)
-        urls, (address,) = await asyncio.gather(engines, step("gateway", cluster.gateway.start.remote()))
-        await answer_of("engines joining SMG", cluster.gateway.attach.remote(urls), limit_s)
-        return Endpoints(generate_urls=[address.smg_url] if config.psrl.rollout_gateway.enable else urls, gateway=address)
-
-    async with asyncio.TaskGroup() as starts:
-        endpoints = starts.create_task(engines_and_gateway())
-        starts.create_task(train_workers())
-        starts.create_task(step("agent workers", *(worker.start.remote() for worker in cluster.agent_workers)))
-        starts.create_task(step("TransferQueue", asyncio.to_thread(cluster.data_plane.start, config.transfer_queue)))
-    await step(
-        "connections",
-        *(worker.connect.remote() for worker in cluster.train_workers),
-        *(worker.connect.remote(endpoints.result()) for worker in cluster.agent_workers),
-    )
-    return _supervise(cluster)
-
-
-def _supervise(cluster: Cluster) -> Supervisor:
-    supervisor = Supervisor()
-    for kind, actors in (("train worker", cluster.train_workers), ("agent worker", cluster.agent_workers)):
-        for index, actor in enumerate(actors):
-            supervisor.watch(f"{kind} {index}", actor.stay.remote())
-    for index, replica in enumerate(cluster.replicas):
-        supervisor.watch(f"engine replica {index}", replica.watch.remote())
-    if cluster.gateway is not None:
-        supervisor.watch("gateway", cluster.gateway.watch.remote())
-    supervisor.watch("parameter server", cluster.parameter_server.stay.remote())
-    return supervisor
-
-
 def make_validation(
     config: Config,
     tasks: Sequence[Task],
     cluster: Cluster,
     *,
-    record: Callable[[Episode], None],
+    record: Callable[[Episode, int], None],
     keeps_all: bool = False,
     progress: Callable[[int, int], None] = lambda num_done, num_tasks: None,
 ) -> Validation:
@@ -186,7 +241,7 @@ def make_validation(
     num_episodes = (rollout.n + config.trainer.val_greedy) * len(tasks)
     return Validation(
         tasks=tasks,
-        workers=cluster.agent_workers,
+        workers=cluster.workers,
         num_sampled=rollout.n,
         is_greedy_too=config.trainer.val_greedy,
         run_seed=config.trainer.seed,

@@ -6,12 +6,15 @@ many as the plan needs, so that no actor waits without a word for a CPU that doe
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import ray
 
 from psrl.config.tree import Config
@@ -20,6 +23,8 @@ from psrl.runtime import PROCESS_ENVIRONMENT
 
 OBJECT_STORE_BYTES = 400 * 2**20
 """Room for a few versions of small weights; a local start raises it by three versions of the weights."""
+NEEDED_OF_RAY = ("gcs_server", "raylet")
+LOOK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +52,28 @@ class LogicalCpus:
         return self.train_workers + self.replicas + self.agent_workers + self.storage_units + 2
 
 
+class RayProcesses:
+    """The processes of Ray itself on this machine. All others of the run need them, and end with them."""
+
+    def __init__(self, processes: Sequence[psutil.Process]) -> None:
+        self._processes = {process: process.name() for process in processes}
+
+    def dead(self) -> str | None:
+        """What to say of one that ended; None while all live."""
+        for process, name in self._processes.items():
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return f"its process {name} (pid {process.pid}) ended"
+        return None
+
+    async def ended(self) -> str:
+        """Why Ray cannot be used any more. Waits for: the end of one of its processes, looked at twice a second. Never returns before."""
+        while (words := self.dead()) is None:  # noqa: ASYNC110 - a process that is not ours has no event to wait for
+            await asyncio.sleep(LOOK_S)
+        return words
+
+
 @contextmanager
-def ray_of(config: Config, *, with_training: bool = True) -> Iterator[None]:
+def ray_of(config: Config, *, with_training: bool = True) -> Iterator[RayProcesses]:
     """Ray while the body runs; a local one ends after it with all its processes.
 
     Must be entered by the main thread: the kernel ends Ray's processes when the thread that started them ends.
@@ -59,9 +84,21 @@ def ray_of(config: Config, *, with_training: bool = True) -> Iterator[None]:
     """
     _start_or_join(config, LogicalCpus.of(config, with_training=with_training).total)
     try:
-        yield
+        yield RayProcesses(_processes_of_ray(config))
     finally:
         ray.shutdown()
+
+
+def _processes_of_ray(config: Config) -> list[psutil.Process]:
+    """Those that this process started, or, in a cluster that it joined, the raylets of its user on this machine."""
+    if config.psrl.ray_address == "local":
+        return [child for child in psutil.Process().children() if child.name() in NEEDED_OF_RAY]
+    ours = os.getuid()
+    return [
+        process
+        for process in psutil.process_iter(["name", "uids"])
+        if process.info["name"] == "raylet" and process.info["uids"].real == ours
+    ]
 
 
 def _start_or_join(config: Config, needed: int) -> None:

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 from psrl.config.tree import Config
 from psrl.errors import ProcessDiedError, PsrlError
-from psrl.runtime.build import Cluster, make_cluster, start_cluster
-from psrl.runtime.cluster import ray_of
+from psrl.runtime.build import Cluster, Reports, make_cluster
+from psrl.runtime.cluster import RayProcesses, ray_of
 from psrl.runtime.run_record import RunRecord
 from psrl.runtime.shutdown import StopRequest, stop_cluster
+from psrl.runtime.startup import start_cluster
 
 Result = TypeVar("Result")
 Work = Callable[[Cluster, asyncio.Event], Coroutine[Any, Any, None]]
@@ -37,16 +38,18 @@ async def run_with_processes(config: Config, record: RunRecord, work: Work, *, w
     stop.install()
     try:
         record.activity("starting Ray")
-        with ray_of(config, with_training=with_training):
+        with ray_of(config, with_training=with_training) as ray_processes:
             stop.install()  # again: Ray takes SIGTERM for itself
             record.started("Ray")
-            cluster = make_cluster(config, record.folder.logs, with_training=with_training)
+            reports = Reports(died=record.died, note=record.note)
+            cluster = make_cluster(config, record.folder.logs, with_training=with_training, reports=reports)
             try:
-                await _start_and_work(cluster, config, record, work, stop.event)
+                await _start_and_work(cluster, config, record, work, ray_processes, stop.event)
             finally:
                 record.activity("ending processes")
-                for leftover in await stop_cluster(cluster, deadline_s=config.psrl.deadlines.shutdown_s):
-                    record.note(leftover)
+                if ray_processes.dead() is None:
+                    for leftover in await stop_cluster(cluster, deadline_s=config.psrl.deadlines.shutdown_s):
+                        record.note(leftover)
     except (PsrlError, BaseExceptionGroup) as error:
         cause = cause_in(error)
         record.failed(cause)
@@ -56,8 +59,10 @@ async def run_with_processes(config: Config, record: RunRecord, work: Work, *, w
     return stop.event.is_set()
 
 
-async def _start_and_work(cluster: Cluster, config: Config, record: RunRecord, work: Work, stop: asyncio.Event) -> None:
-    supervisor = await unless_stopped(start_cluster(cluster, config, progress=record.started), stop)
+async def _start_and_work(
+    cluster: Cluster, config: Config, record: RunRecord, work: Work, ray_processes: RayProcesses, stop: asyncio.Event
+) -> None:
+    supervisor = await unless_stopped(start_cluster(cluster, config, ray_processes=ray_processes, progress=record.started), stop)
     if supervisor is None:
         return
     watching = asyncio.create_task(supervisor.run(), name="supervisor")

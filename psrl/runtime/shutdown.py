@@ -45,9 +45,9 @@ class StopRequest:
 async def stop_cluster(cluster: Cluster, *, deadline_s: float) -> list[str]:
     """End every process: politely within the deadline; the end of Ray ends the rest. Returns what did not end politely."""
     stops = {
-        **{f"agent worker {i}": worker.stop.remote() for i, worker in enumerate(cluster.agent_workers)},
-        **{f"engine replica {i}": replica.stop.remote() for i, replica in enumerate(cluster.replicas)},
-        **({"gateway": cluster.gateway.stop.remote()} if cluster.gateway is not None else {}),
+        **{worker.name: worker.handle.stop.remote() for worker in cluster.workers.workers},
+        **{replica.name: replica.handle.stop.remote() for replica in cluster.fleet.replicas},
+        **({"gateway": cluster.gateway.handle.stop.remote()} if cluster.gateway is not None else {}),
         "TransferQueue": asyncio.to_thread(cluster.data_plane.close),
     }
     results = await asyncio.gather(

@@ -3,37 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from typing import TypeVar
+from collections.abc import Awaitable, Coroutine, Iterable
+from typing import Any, Never, TypeVar
 
+import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from psrl.errors import DeadlineError, ProcessDiedError, PsrlError
+from psrl.errors import ActorDiedError, DeadlineError, ProcessDiedError, PsrlError
 
 Result = TypeVar("Result")
 
+LOOK_S = 1.0
+"""Between two looks at an actor."""
+SILENT_AFTER_S = 30.0
+"""A process that answers nothing for so long is taken as dead; a busy machine makes a live one wait for some seconds."""
+GRACE_FOR_THE_CAUSE_S = 1.5
+"""After the first loss, until what was lost before it is looked for."""
 
-async def answer_of(what: str, awaitable: Awaitable[Result], deadline_s: float) -> Result:
+
+async def answer_of(what: str, awaitable: Awaitable[Result], deadline_s: float | None) -> Result:
     """What another process (or thread) answers, or an error with a name.
 
     Args:
         what: The unit in flight and who holds it, such as "step 3 in train worker 0".
         awaitable: A coroutine or a Ray reference.
-        deadline_s: Seconds.
+        deadline_s: Seconds; None only for a watch, whose end is its subject's.
 
     Raises:
         DeadlineError: It did not end in time.
-        ProcessDiedError: The process that worked on it died.
+        ActorDiedError: The process that worked on it died.
+        ProcessDiedError: A process that it needed died, or it failed for a reason that is no error of psrl's.
         PsrlError: What the process raised.
     """
     try:
         return await asyncio.wait_for(_as_coroutine(awaitable), deadline_s)
     except TimeoutError as error:
         raise DeadlineError(f"{what} did not end within {deadline_s:g} s") from error
-    except RayActorError as error:
-        raise ProcessDiedError(f"{what}: the process died: {first_line(error)}") from error
-    except RayTaskError as error:
+    except RayTaskError as error:  # first: Ray makes one that is also an instance of its cause, which may be another actor's death
         raise cause_of(what, error) from error
+    except RayActorError as error:
+        raise ActorDiedError(f"{what}: the process died: {first_line(error)}") from error
     except RayError as error:
         raise ProcessDiedError(f"{what}: Ray failed: {first_line(error)}") from error
 
@@ -53,35 +62,75 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+async def end_of(actor: ray.actor.ActorHandle, *, suspected: asyncio.Event | None = None, silent_after_s: float = SILENT_AFTER_S) -> str:
+    """Why an actor cannot be used any more: its process ended, or answered nothing for `silent_after_s`. Never returns while it can.
+
+    Consumes nothing. Waits for: the answer to a call, once a second and when `suspected` is set. Unblocked by: the actor's answer, its
+    death, or the limit.
+    """
+    suspected = suspected or asyncio.Event()
+    while True:
+        try:
+            await answer_of("ping", actor.__ray_ready__.remote(), silent_after_s)
+        except DeadlineError:
+            return f"it answered nothing for {silent_after_s:g} s"
+        except ActorDiedError as error:
+            return str(error).removeprefix("ping: the process died: ")
+        except PsrlError as error:
+            return str(error)
+        if suspected.is_set():
+            return "a call to it failed, as if it were dead"
+        await asyncio.wait({asyncio.ensure_future(suspected.wait())}, timeout=LOOK_S)
+
+
+async def first_done(works: Iterable[Coroutine[Any, Any, Result]]) -> Result:
+    """What the first of several gives; the others are cancelled. Unblocked by the first that ends, however it ends."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task in done).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 class Supervisor:
-    """Watches processes by name; ends when the first of them does."""
+    """Watches processes by name, and keeps those that may be started again; ends when the first of them is lost."""
 
     def __init__(self) -> None:
-        self._watched: dict[str, Awaitable[None]] = {}
+        self._watched: dict[str, Coroutine[Any, Any, str]] = {}
+        self._kept: dict[str, Coroutine[Any, Any, Never]] = {}
 
-    def watch(self, name: str, until_death: Awaitable[None]) -> None:
-        """Add a process: `until_death` never returns while it lives."""
-        self._watched[name] = until_death
+    def watch(self, name: str, end: Coroutine[Any, Any, str]) -> None:
+        """Add a process whose end is the run's: `end` gives its cause and never returns while it lives. Those added first are
+        looked at first when several ended together."""
+        self._watched[name] = end
 
-    async def run(self) -> None:
-        """Wait for the first death.
+    def keep(self, name: str, keeping: Coroutine[Any, Any, Never]) -> None:
+        """Add what starts a process again; it raises when the process is given up."""
+        self._kept[name] = keeping
 
-        Consumes nothing; waits for any watched process to end; unblocked by its death, or cancelled at the end of the run.
+    async def run(self) -> Never:
+        """Wait for the first process that is lost.
+
+        Consumes nothing; waits for any of them to be lost; unblocked by that, or cancelled at the end of the run.
 
         Raises:
-            ProcessDiedError: Names the process and its last words.
+            ProcessDiedError: Names the process and the cause.
         """
-        tasks = {asyncio.create_task(_as_coroutine(awaitable), name=name) for name, awaitable in self._watched.items()}
+        watching = {asyncio.create_task(_as_coroutine(end), name=name): name for name, end in self._watched.items()}
+        keeping = {asyncio.create_task(_as_coroutine(keep), name=name): name for name, keep in self._kept.items()}
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*watching, *keeping}, return_when=asyncio.FIRST_COMPLETED)
+            # What the others lean on (Ray, say) is often found to be gone a moment later.
+            await asyncio.wait(watching, timeout=GRACE_FOR_THE_CAUSE_S, return_when=asyncio.FIRST_COMPLETED)
+            for task, name in watching.items():
+                if task.done():
+                    raise ProcessDiedError(f"{name} died: {task.result()}")
+            raise next(iter(error for task in keeping if task.done() and (error := task.exception()) is not None))
         finally:
-            for task in tasks:
+            for task in (*watching, *keeping):
                 task.cancel()
-        for task in done:
-            error = task.exception()
-            if isinstance(error, RayTaskError):
-                raise ProcessDiedError(f"{task.get_name()}: {first_line(error.cause)}") from error
-            raise ProcessDiedError(f"{task.get_name()} died: {first_line(error) if error else 'it ended'}") from error
 
 
 async def _as_coroutine(awaitable: Awaitable[Result]) -> Result:

@@ -6,8 +6,8 @@ import pytest
 
 from psrl.errors import ConfigError, DeadlineError, EngineError, ProcessDiedError, WeightSyncError
 from psrl.protocols import WeightManifest, WeightReport
+from psrl.runtime.kept_replica import check_report
 from psrl.runtime.lifetime import cause_in, unless_stopped
-from psrl.runtime.loops.sync import check_report
 from psrl.runtime.supervision import Supervisor, answer_of
 
 

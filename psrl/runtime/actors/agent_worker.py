@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import ray
 
-from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, Endpoints, GroupRequest, GroupResult
+from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, EndHow, Endpoints, GroupRequest, GroupResult
+from psrl.types import GroupUid
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
@@ -28,10 +27,14 @@ class AgentWorkerActor:
         """Play all episodes of one task; returns when each of them has an outcome."""
         return await self._worker.run_group(request)
 
+    async def end_group(self, group: GroupUid, how: EndHow) -> bool:
+        """Have a group in flight ended early; False where it is not played here."""
+        return await self._worker.end_group(group, how)
+
+    async def move_group(self, group: GroupUid, instance: int) -> int:
+        """Have a group in flight go on at another instance; how many turns were moved."""
+        return await self._worker.move_group(group, instance)
+
     async def stop(self) -> None:
         """End sandboxes and graders."""
         await self._worker.stop()
-
-    async def stay(self) -> None:
-        """Never returns: whoever waits for it learns of this process's death."""
-        await asyncio.Event().wait()

@@ -17,9 +17,9 @@ class GatewayActor:
         self._log = settings.log_folder / "gateway.log"
         self._gateway = Gateway(settings, report=self._write)
 
-    async def start(self) -> GatewayAddress:
-        """Until sessions can be opened."""
-        return await self._gateway.start()
+    async def start(self, successor_of: GatewayAddress | None = None) -> GatewayAddress:
+        """Until sessions can be opened; at the addresses of a gateway that died, if there was one."""
+        return await self._gateway.start(successor_of=successor_of)
 
     async def attach(self, engine_urls: list[str]) -> None:
         """Let engines that are up take turns."""

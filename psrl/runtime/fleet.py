@@ -1,0 +1,108 @@
+"""The engine replicas of a run as instances: loaded, synced, and started again.
+
+Without SMG each replica is an instance of its own; behind SMG all replicas are instance 0, since SMG chooses among them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Never
+
+from psrl.errors import EngineError
+from psrl.runtime.actors.engine_replica import SyncResult
+from psrl.runtime.kept_replica import KeptReplica
+from psrl.runtime.parameter_server import ParameterServer
+from psrl.staleness import InstanceLoad
+from psrl.types import PolicyVersion
+
+OnDown = Callable[[int], None]
+OnUp = Callable[[int, PolicyVersion], None]
+
+
+class Fleet:
+    """The instances. Who plays or routes knows them by index, from 0."""
+
+    def __init__(self, replicas: Sequence[KeptReplica], parameter_server: ParameterServer, *, is_behind_smg: bool) -> None:
+        self.replicas = tuple(replicas)
+        self._parameter_server = parameter_server
+        self._instances = [self.replicas] if is_behind_smg else [(replica,) for replica in self.replicas]
+        self._is_up = [False for _ in self._instances]
+        self._on_down: OnDown = lambda instance: None
+        self._on_up: OnUp = lambda instance, version: None
+        for index, members in enumerate(self._instances):
+            for replica in members:
+                replica.wanted = lambda members=members: max(member.version for member in members)
+                replica.on_change(lambda index=index: self._look_at(index))
+
+    @property
+    def num_instances(self) -> int:
+        """1 behind SMG, else the number of replicas."""
+        return len(self._instances)
+
+    async def sync(self, instance: int, version: PolicyVersion, mode: str) -> SyncResult:
+        """Bring all replicas of an instance to `version`.
+
+        Args:
+            instance: Its index.
+            version: The parameter server holds it.
+            mode: What its running requests do: `keep`, `abort` or `wait`.
+
+        Waits for: the replicas' reports. Unblocked by: the replicas, or the deadline.
+
+        Raises:
+            EngineError: The instance is down, or went down; `run` tells when it is back, with the version that it then has.
+            WeightSyncError: A replica reports another version, fewer tensors or another checksum; the run must stop.
+            DeadlineError: It did not end in time.
+        """
+        manifest = self._parameter_server.manifest(version)
+        results = await asyncio.gather(*(replica.sync(manifest, mode) for replica in self._instances[instance]), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, EngineError):
+                raise result
+        done = [result for result in results if not isinstance(result, BaseException)]
+        if not done:
+            raise EngineError(f"instance {instance} took no weights: {results[0]}")
+        return max(done, key=lambda result: result.seconds)
+
+    async def loads(self) -> dict[int, InstanceLoad]:
+        """Of the instances that are up and answer; the sum of its replicas' loads, the mean of their cache use."""
+        replicas = [(index, replica) for index, members in enumerate(self._instances) for replica in members if replica.is_up]
+        loads = await asyncio.gather(*(replica.load() for _, replica in replicas))
+        by_instance: dict[int, list[InstanceLoad]] = {}
+        for (index, _), load in zip(replicas, loads, strict=True):
+            if load is not None:
+                by_instance.setdefault(index, []).append(load)
+        return {index: joint_load(found) for index, found in by_instance.items()}
+
+    async def run(self, *, on_down: OnDown, on_up: OnUp) -> Never:
+        """Tell, for ever, which instances go down and which come up, and with which version.
+
+        Waits for nothing; unblocked by being cancelled at the end of the run. The restarts themselves are the supervisor's.
+        """
+        self._on_down, self._on_up = on_down, on_up
+        try:
+            await asyncio.Event().wait()
+            raise AssertionError("unreachable: nobody sets this event")
+        finally:
+            self._on_down = lambda instance: None
+            self._on_up = lambda instance, version: None
+
+    def _look_at(self, instance: int) -> None:
+        """Tell of the instance when it went down with its last replica, or came up with its first."""
+        up = [replica for replica in self._instances[instance] if replica.is_up]
+        was_up, self._is_up[instance] = self._is_up[instance], bool(up)
+        if was_up and not up:
+            self._on_down(instance)
+        elif up and not was_up:
+            self._on_up(instance, min(replica.version for replica in up))
+
+
+def joint_load(loads: Sequence[InstanceLoad]) -> InstanceLoad:
+    """Of an instance of several replicas."""
+    return InstanceLoad(
+        num_running=sum(load.num_running for load in loads),
+        num_waiting=sum(load.num_waiting for load in loads),
+        tokens_per_s=sum(load.tokens_per_s for load in loads),
+        cache_usage=sum(load.cache_usage for load in loads) / len(loads),
+    )

@@ -1,0 +1,159 @@
+"""An actor of the run that is started again when it dies, so that whoever holds the `KeptActor` need not learn a new handle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Never
+
+import ray
+
+from psrl.errors import ActorDiedError, ProcessDiedError, PsrlError
+from psrl.processes.kept import RestartHistory, RestartLimit
+from psrl.runtime.supervision import answer_of, end_of, first_done
+
+LOOK_DEADLINE_S = 10.0
+Died = Callable[[str, str], None]
+"""Is told which process died and is started again, and why."""
+Make = Callable[[], ray.actor.ActorHandle]
+Prepare = Callable[[ray.actor.ActorHandle], Awaitable[object]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeptLimits:
+    """How long and how often."""
+
+    restarts: RestartLimit
+    startup_s: float
+    """Of one start."""
+    silent_after_s: float
+    """An actor that answers nothing for so long is taken as dead."""
+
+
+class KeptActor:
+    """One place of the run, through the actors that fill it in turn.
+
+    Invariant: `handle` is an actor that may be used exactly while `is_up`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Make,
+        *,
+        prepare: Prepare,
+        limits: KeptLimits,
+        died: Died,
+        note: Callable[[str], None],
+        has_watch: bool = False,
+    ) -> None:
+        """The first actor is made here and prepared by whoever starts the run; `prepare` is what each later one needs before it works.
+
+        `has_watch`: its `watch()` raises when what it keeps is lost.
+        """
+        self.name = name
+        self._make = make
+        self._prepare = prepare
+        self._limits = limits
+        self._history = RestartHistory(name, limits.restarts)
+        self._died = died
+        self._note = note
+        self._has_watch = has_watch
+        self._up = asyncio.Event()
+        self._suspected = asyncio.Event()
+        self._changes: list[Callable[[], None]] = []
+        self.handle = make()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the actor can be used."""
+        return self._up.is_set()
+
+    @property
+    def num_restarts(self) -> int:
+        """So far."""
+        return self._history.num_restarts
+
+    def on_change(self, call: Callable[[], None]) -> None:
+        """Have `call` called whenever the actor went down or came up."""
+        self._changes.append(call)
+
+    def is_ready(self) -> None:
+        """Its first actor is prepared."""
+        self._up.set()
+        self._tell()
+
+    def suspect(self, handle: ray.actor.ActorHandle) -> None:
+        """Whoever asked `handle` found it dead: it is not used any more, and looked at now instead of in a while."""
+        if handle is self.handle:
+            self._go_down()
+            self._suspected.set()
+
+    async def until_up(self) -> ray.actor.ActorHandle:
+        """The actor, once it can be used. Unblocked by `keep`; the caller brings the limit."""
+        await self._up.wait()
+        return self.handle
+
+    async def keep(self) -> Never:
+        """Start it again whenever it dies; never returns.
+
+        Consumes nothing. Waits for: the actor's death, or silence. Unblocked by: either, `suspect`, or cancelled at the end of the run.
+
+        Raises:
+            ProcessDiedError: It died once too often within the window, with the causes.
+        """
+        while True:
+            cause = await self._ended()
+            self._go_down()
+            while True:
+                self._history.ended(cause)
+                self._died(self.name, cause)
+                try:
+                    await self._start_again()
+                    break
+                except PsrlError as error:
+                    cause = f"it did not start again: {error}"
+            self._up.set()
+            self._note(f"{self.name} is up again")
+            self._tell()
+
+    async def answers(self, handle: ray.actor.ActorHandle) -> bool:
+        """Whether `handle` lives; one that does not is suspected, so that it is replaced."""
+        try:
+            await answer_of(self.name, handle.__ray_ready__.remote(), LOOK_DEADLINE_S)
+        except ProcessDiedError:
+            self.suspect(handle)
+            return False
+        return True
+
+    async def _ended(self) -> str:
+        ends = [end_of(self.handle, suspected=self._suspected, silent_after_s=self._limits.silent_after_s)]
+        return await first_done([*ends, self._watched_end()] if self._has_watch else ends)
+
+    async def _watched_end(self) -> str:
+        try:
+            await answer_of(self.name, self.handle.watch.remote(), deadline_s=None)
+        except ActorDiedError:
+            await asyncio.Event().wait()  # the other look says it better
+        except PsrlError as error:
+            return str(error)
+        raise AssertionError(f"watch() of {self.name} returns only by raising")
+
+    async def _start_again(self) -> None:
+        self._suspected.clear()
+        ray.kill(self.handle, no_restart=True)  # one that only answers nothing would else come back beside its successor
+        try:
+            self.handle = self._make()
+        except (ray.exceptions.RayError, ValueError) as error:
+            raise ProcessDiedError(f"Ray makes no actor: {error}") from error
+        await answer_of(f"start of {self.name}", self._prepare(self.handle), self._limits.startup_s)
+
+    def _go_down(self) -> None:
+        if self._up.is_set():
+            self._up.clear()
+            self._tell()
+
+    def _tell(self) -> None:
+        for call in self._changes:
+            call()

@@ -1,0 +1,124 @@
+"""The start of a run's processes: a checklist with limits, and the watch over what it brought up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from psrl.config.tree import Config
+from psrl.errors import DeadlineError, ProcessDiedError
+from psrl.gateway.gateway import GatewayAddress
+from psrl.runtime.build import Cluster
+from psrl.runtime.cluster import RayProcesses
+from psrl.runtime.groups import Endpoints
+from psrl.runtime.supervision import Supervisor, answer_of, end_of
+
+TRANSFER_QUEUE_NAMESPACE = "transfer_queue"
+TRANSFER_QUEUE_CONTROLLER = "TransferQueueController"
+TRANSFER_QUEUE_STORAGE = "TransferQueueStorageUnit#{rank}"
+"""Names under which the released TransferQueue registers its actors; the storage's in the namespace of the run."""
+
+
+class Checklist:
+    """Parts of the start-up, each with its limit."""
+
+    def __init__(self, *, limit_s: float, done: Callable[[str], None]) -> None:
+        """`done` is told of each part."""
+        self._limit_s = limit_s
+        self._done = done
+        self._open: dict[str, None] = {}
+        self._closed: list[str] = []
+
+    async def step(self, what: str, *awaitables: object) -> list[Any]:
+        """One part; its results.
+
+        Raises:
+            PsrlError: What failed, by name; at the limit with what is up and what is still awaited.
+        """
+        self._open[what] = None
+        try:
+            results: list[Any] = await answer_of(what, asyncio.gather(*awaitables), self._limit_s)  # type: ignore[call-overload]
+        except DeadlineError as error:
+            waiting = ", ".join(self._open)
+            raise DeadlineError(f"start-up: {error} (up: {', '.join(self._closed) or 'nothing'}; awaited: {waiting})") from error
+        del self._open[what]
+        self._closed.append(what)
+        self._done(what)
+        return results
+
+
+async def start_cluster(cluster: Cluster, config: Config, *, ray_processes: RayProcesses, progress: Callable[[str], None]) -> Supervisor:
+    """Bring every process up; the supervisor watches them from then on.
+
+    Raises:
+        PsrlError: The first part that failed, by name, within `psrl.deadlines.startup_s`.
+    """
+    checklist = Checklist(limit_s=config.psrl.deadlines.startup_s, done=progress)
+
+    async def train_workers() -> None:
+        if cluster.train_workers:
+            (address,) = await checklist.step("train worker 0", cluster.train_workers[0].rendezvous.remote())
+            await checklist.step("train workers", *(worker.load.remote(address) for worker in cluster.train_workers))
+
+    async def engines_and_gateway() -> None:
+        engines = checklist.step("engines", *(replica.start() for replica in cluster.fleet.replicas))
+        if cluster.gateway is None:
+            cluster.endpoints.set(Endpoints(generate_urls=await engines))
+            return
+        urls, (address,) = await asyncio.gather(engines, checklist.step("gateway", cluster.gateway.handle.start.remote()))
+        await checklist.step("engines in SMG", cluster.gateway.handle.attach.remote(urls))
+        cluster.endpoints.set(endpoints_of(config, urls, address))
+
+    workers = cluster.workers.workers
+    async with asyncio.TaskGroup() as starts:
+        starts.create_task(engines_and_gateway())
+        starts.create_task(train_workers())
+        starts.create_task(checklist.step("agent workers", *(worker.handle.start.remote() for worker in workers)))
+        starts.create_task(checklist.step("TransferQueue", asyncio.to_thread(cluster.data_plane.start, config.transfer_queue)))
+    await checklist.step(
+        "connections",
+        *(worker.connect.remote() for worker in cluster.train_workers),
+        *(worker.handle.connect.remote(cluster.endpoints.get()) for worker in workers),
+    )
+    for kept in cluster.kept:
+        kept.is_ready()
+    return _supervisor_of(cluster, config, ray_processes)
+
+
+def endpoints_of(config: Config, urls: list[str], gateway: GatewayAddress) -> Endpoints:
+    """Where agent workers send turns when there is a gateway."""
+    return Endpoints(generate_urls=[gateway.smg_url] if config.psrl.rollout_gateway.enable else urls, gateway=gateway)
+
+
+def _supervisor_of(cluster: Cluster, config: Config, ray_processes: RayProcesses) -> Supervisor:
+    silent_after_s = config.psrl.deadlines.stall_s
+    supervisor = Supervisor()
+    supervisor.watch("Ray", ray_processes.ended())
+    for name, actor in transfer_queue_actors(config.transfer_queue.num_data_storage_units).items():
+        supervisor.watch(name, end_of(actor, silent_after_s=silent_after_s))
+    for index, worker in enumerate(cluster.train_workers):
+        supervisor.watch(f"train worker {index}", end_of(worker, silent_after_s=silent_after_s))
+    for kept in cluster.kept:
+        supervisor.keep(kept.name, kept.keep())
+    return supervisor
+
+
+def transfer_queue_actors(num_storage_units: int) -> dict[str, ray.actor.ActorHandle]:
+    """Its controller and storage units, by the name that errors call them.
+
+    Raises:
+        ProcessDiedError: One of them is not registered with Ray (any more).
+    """
+    places = {"TransferQueue's controller": (TRANSFER_QUEUE_CONTROLLER, TRANSFER_QUEUE_NAMESPACE)}
+    for rank in range(num_storage_units):
+        places[f"TransferQueue's storage unit {rank}"] = (TRANSFER_QUEUE_STORAGE.format(rank=rank), None)
+    found = {}
+    for name, (registered, namespace) in places.items():
+        try:
+            found[name] = ray.get_actor(registered, namespace=namespace)
+        except ValueError as error:
+            raise ProcessDiedError(f"{name} died at the start: {error}") from error
+    return found
