@@ -177,7 +177,8 @@ class AgentWorker:
             retry_for_s=s.rollout_gateway.retry_for_s if s.rollout_gateway.enable else s.gen_rollout.startup_timeout_s,
         )
         if endpoints.gateway is not None:
-            self._sessions = SessionClient(endpoints.gateway.url, admin_key=endpoints.gateway.admin_key)
+            address = endpoints.gateway
+            self._sessions = SessionClient(address.url, admin_key=address.admin_key, retry_for_s=s.rollout_gateway.retry_for_s)
         self._train_pool = self._pool_of(s.gen_rollout, self._generator)
         self._val_pool = self._pool_of(s.val_rollout, self._generator)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from typing import Any
 
 import aiohttp
 import orjson
 
-from psrl.errors import GatewayError
+from psrl.errors import GatewayError, GatewayUnreachableError
 from psrl.session_client.bodies import record_from_json, spec_to_json
 from psrl.types import SessionAddress, SessionId, SessionRecord, SessionSpec
 
@@ -16,21 +18,26 @@ KEEPALIVE_S = 60.0
 CLOSE_TIMEOUT_S = 3600.0
 """Of a close that waits for turns: the gateway's own deadline for them ends it long before."""
 MAX_CONNECTIONS = 512
+RETRY_PAUSE_S = 0.2
 
 
 class SessionClient:
     """Opens, reads and closes sessions of one gateway; also sends chat completions for loops of psrl's own."""
 
-    def __init__(self, url: str, *, admin_key: str, control_timeout_s: float = 60.0) -> None:
-        """`admin_key` opens and closes sessions; `control_timeout_s` bounds every call but chat completions, which bring their own."""
+    def __init__(self, url: str, *, admin_key: str, control_timeout_s: float = 60.0, retry_for_s: float = 0.0) -> None:
+        """`admin_key` opens and closes sessions; `control_timeout_s` bounds every call but chat completions, which bring their own.
+
+        A gateway that is started again has lost its sessions but opens new ones: opening is tried again for `retry_for_s`.
+        """
         self.url = url.rstrip("/")
         self._admin_key = admin_key
         self._control_timeout_s = control_timeout_s
+        self._retry_for_s = retry_for_s
         self._http: aiohttp.ClientSession | None = None
 
     async def open(self, spec: SessionSpec) -> SessionAddress:
         """See `protocols.Sessions`."""
-        raw = await self._call("POST", f"{self.url}/sessions", key=self._admin_key, body=spec_to_json(spec))
+        raw = await self._opened(spec_to_json(spec))
         try:
             return SessionAddress(id=SessionId(raw["id"]), url=f"{self.url}/sessions/{raw['id']}", api_key=raw["api_key"])
         except (KeyError, TypeError) as error:
@@ -62,6 +69,18 @@ class SessionClient:
         if self._http is not None:
             await self._http.close()
 
+    async def _opened(self, body: dict[str, Any]) -> Any:
+        """The answer to an opening. Waits for: the gateway. Unblocked by: its answer, or `retry_for_s` after the first failure."""
+        gives_up_at: float | None = None
+        while True:
+            try:
+                return await self._call("POST", f"{self.url}/sessions", key=self._admin_key, body=body)
+            except GatewayUnreachableError:
+                gives_up_at = gives_up_at or time.monotonic() + self._retry_for_s
+                if time.monotonic() + RETRY_PAUSE_S > gives_up_at:
+                    raise
+            await asyncio.sleep(RETRY_PAUSE_S)
+
     async def _call(self, method: str, url: str, *, key: str, body: Any = None, timeout_s: float | None = None) -> Any:
         total_s = self._control_timeout_s if timeout_s is None else timeout_s
         timeout = aiohttp.ClientTimeout(total=total_s, sock_connect=CONNECT_TIMEOUT_S)
@@ -73,7 +92,7 @@ class SessionClient:
         except TimeoutError as error:
             raise GatewayError(f"gateway: {method} {url}: no answer within {total_s:.0f} s") from error
         except aiohttp.ClientError as error:
-            raise GatewayError(f"gateway: {method} {url}: {type(error).__name__}: {error}") from error
+            raise GatewayUnreachableError(f"gateway: {method} {url}: {type(error).__name__}: {error}") from error
         if status >= 300:
             raise GatewayError(f"gateway: {method} {url}: {status}: {content[:500].decode(errors='replace')}")
         try:
