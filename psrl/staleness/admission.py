@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from psrl.staleness.instances import Instance
@@ -23,7 +23,7 @@ class Admission:
     """0, and one more each time that it is issued again."""
 
 
-def open_instances(instances: Sequence[Instance], ledger: StalenessLedger) -> list[Instance]:
-    """Those that may be given a group: up, not in the middle of a sync, and with weights for which the ledger has a slot."""
+def open_instances(instances: Sequence[Instance], ledger: StalenessLedger, *, is_due: Callable[[Instance], bool]) -> list[Instance]:
+    """Those that may be given a group: up, neither taking newer weights nor about to, and at a version that the ledger has a slot for."""
     can_reserve = ledger.can_reserve
-    return [each for each in instances if each.is_up and not each.is_syncing and can_reserve(each.version)]
+    return [each for each in instances if each.is_up and not each.is_syncing and can_reserve(each.version) and not is_due(each)]

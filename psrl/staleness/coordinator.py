@@ -25,6 +25,9 @@ from psrl.staleness.routing import routers
 from psrl.staleness.sync_policy import sync_policies
 from psrl.types import GroupUid, PolicyVersion
 
+MAX_ENDED_GROUPS = 4096
+"""Groups that were issued again, left once more and were neither issued again nor given up: the oldest are forgotten first."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorSettings:
@@ -111,9 +114,8 @@ class Coordinator:
         """Their instances, one per episode as admitted or moved; dead ones included."""
         self._attempts: dict[GroupUid, int] = {}
         """Of groups that were issued again, until they are trained on or given up."""
-        self._ended: set[GroupUid] = set()
-        self._ended_before: set[GroupUid] = set()
-        """Of those in `_attempts`, the ones that left without being trained on since the last advance, and since the one before."""
+        self._ended: dict[GroupUid, None] = {}
+        """Of those in `_attempts`, the groups that left without being trained on and were not issued again, in order."""
 
     # -- facts ------------------------------------------------------------------------------------------------------------------
 
@@ -157,7 +159,7 @@ class Coordinator:
         """It serves `version`; passed over if it died meanwhile, since `instance_is_up` says what it serves then."""
         instance = self._instances[index]
         if instance.is_up and instance.is_syncing:
-            instance.is_syncing, instance.version = False, version
+            instance.take(version)
             self._router.forget(index)
 
     def sync_failed(self, index: int) -> None:
@@ -198,7 +200,7 @@ class Coordinator:
         """Give a group to instances with room in the ledger; None while there is none, or as many groups as may be are in flight."""
         if len(self._placed) >= self._settings.max_groups_in_flight:
             return None
-        views = open_instances(self._instances, self.ledger)
+        views = open_instances(self._instances, self.ledger, is_due=self._is_due)
         if not views:
             return None
         placed = self._place(group, views, prompt)
@@ -218,7 +220,7 @@ class Coordinator:
         buffer = self.ledger.occupy(group, oldest=oldest)
         self._left(group)
         if buffer is not None:
-            self._attempts.pop(group, None)
+            self._give_up(group)
         return buffer
 
     def release(self, group: GroupUid) -> None:
@@ -236,10 +238,6 @@ class Coordinator:
     def advance(self) -> PolicyVersion:
         """The update is made; instances take it by `due_syncs` once it is published."""
         self._filter.begin_step()
-        for group in self._ended_before - self._ended:
-            if group not in self._placed:
-                self._attempts.pop(group, None)
-        self._ended_before, self._ended = self._ended, set()
         return self.ledger.advance()
 
     def attempt_of(self, group: GroupUid) -> int:
@@ -251,24 +249,23 @@ class Coordinator:
         assert group not in self._placed, f"group {group} is in flight"
         attempt = self.attempt_of(group) + 1
         if attempt > self._settings.max_reissues:
-            self._attempts.pop(group, None)
+            self._give_up(group)
             return False
         self.remember_attempts({group: attempt})
         return True
 
     def remember_attempts(self, attempts: Mapping[GroupUid, int]) -> None:
         """Of groups that wait to be issued again, such as those of a checkpoint."""
-        self._attempts.update({group: attempt for group, attempt in attempts.items() if attempt > 0})
-        self._ended.difference_update(attempts)
-        self._ended_before.difference_update(attempts)
+        for group, attempt in attempts.items():
+            if attempt > 0:
+                self._attempts[group] = attempt
+            self._ended.pop(group, None)
 
     # -- orders -----------------------------------------------------------------------------------------------------------------
 
     def due_syncs(self) -> list[SyncOrder]:
-        """Instances that shall take the latest weights now."""
-        latest = self._latest
-        behind = [each for each in self._instances if each.version < latest and each.is_up and not each.is_syncing]
-        return [SyncOrder(instance=each.index, version=latest) for each in behind if self._shall_sync(each)]
+        """Instances that shall take the latest weights now; until they have, they are given nothing."""
+        return [SyncOrder(instance=each.index, version=self._latest) for each in self._instances if each.is_up and self._is_due(each)]
 
     def due_moves(self) -> list[Move]:
         """Groups that shall go on at another instance; none while psrl.routing.migrate is off."""
@@ -325,12 +322,21 @@ class Coordinator:
         del self._admitted_at_s[group]
         self._filter.forget(group)
         if group in self._attempts:
-            self._ended.add(group)
+            self._ended[group] = None
+            if len(self._ended) > MAX_ENDED_GROUPS:
+                self._give_up(next(iter(self._ended)))
 
-    def _shall_sync(self, instance: Instance) -> bool:
+    def _give_up(self, group: GroupUid) -> None:
+        self._attempts.pop(group, None)
+        self._ended.pop(group, None)
+
+    def _is_due(self, instance: Instance) -> bool:
+        """Whether a live instance shall take the latest weights now."""
+        if instance.version >= self._latest or instance.is_syncing:
+            return False
         if self._hold is not None and self._latest >= self._hold:
             return instance.version < self._hold
-        return self._is_starving(instance) or self._wants_sync(instance, self._latest, self._settings.sync)
+        return instance.is_new or self._is_starving(instance) or self._wants_sync(instance, self._latest, self._settings.sync)
 
     def _is_starving(self, instance: Instance) -> bool:
         """Nothing can be admitted at its version, and newer weights would change that, or would at least interrupt nothing."""

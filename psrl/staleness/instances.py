@@ -29,6 +29,8 @@ class Instance:
     """Weights that it serves; while it is down, those that it served last."""
     is_up: bool = False
     is_syncing: bool = False
+    is_new: bool = False
+    """It came up and has neither been given anything nor taken weights."""
     num_episodes: int = 0
     """Episodes in flight that were given to it."""
     groups: dict[GroupUid, int] = field(default_factory=dict)
@@ -40,7 +42,7 @@ class Instance:
 
     def come_up(self, version: PolicyVersion) -> None:
         """Its process serves `version`; it plays nothing yet."""
-        self.is_up, self.is_syncing, self.version = True, False, version
+        self.is_up, self.is_syncing, self.is_new, self.version = True, False, True, version
         self.load, self.best_tokens_per_s = None, 0.0
 
     def go_down(self) -> None:
@@ -54,10 +56,15 @@ class Instance:
         self.load = load
         self.best_tokens_per_s = max(self.best_tokens_per_s, load.tokens_per_s)
 
+    def take(self, version: PolicyVersion) -> None:
+        """It took weights."""
+        self.is_syncing, self.is_new, self.version = False, False, version
+
     def add(self, group: GroupUid, num_episodes: int) -> None:
         """Episodes of a group are given to it."""
         self.groups[group] = self.groups.get(group, 0) + num_episodes
         self.num_episodes += num_episodes
+        self.is_new = False
 
     def remove(self, group: GroupUid) -> int:
         """They are over or elsewhere; how many they were."""
