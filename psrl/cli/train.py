@@ -20,6 +20,7 @@ def train(
     """Train RECIPE by reinforcement learning. Ctrl-C saves and stops."""
     from psrl.config.load import load_config
     from psrl.config.plan import make_plan, read_machine
+    from psrl.config.resume_rules import changed_settings, check_changes
 
     if resume and resume_from is not None:
         fix = "leave one of them out"
@@ -28,6 +29,7 @@ def train(
     run = resume_from or (_last_run(config) if resume else None)
     if run is not None:
         config = load_config(str(_settings_of(run)), overrides or [])
+        check_changes(changed_settings(_settings_of(run), config))
     plan = make_plan(config, read_machine())
     if dry_run:
         from psrl.cli.plan_table import print_dry_run

@@ -6,16 +6,18 @@ of another goes on exactly where that one stopped.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from psrl.config.data import DataConfig
 from psrl.datasets.generators import build_generator
 from psrl.datasets.rows import LoadedRows, load_rows
 from psrl.errors import CheckpointError, ConfigError
+from psrl.telemetry.json_lines import encode_line
 from psrl.types import Task, TaskUid
 
 PromptTokens = Callable[[Task], int]
@@ -48,6 +50,7 @@ class TaskSource:
         self._epoch = 0
         self._index = 0
         self._order = self._order_of(0)
+        self._fingerprint = fingerprint_of(self._train)
         self.report = report
 
     def next_tasks(self, count: int) -> list[Task]:
@@ -79,13 +82,20 @@ class TaskSource:
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it is a position in."""
-        return {"epoch": self._epoch, "index": self._index, "seed": self._seed, "shuffle": self._shuffle, "num_train": len(self._train)}
+        return {
+            "epoch": self._epoch,
+            "index": self._index,
+            "seed": self._seed,
+            "shuffle": self._shuffle,
+            "num_train": len(self._train),
+            "tasks": self._fingerprint,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another source stopped.
 
         Raises:
-            ConfigError: That source had another number of tasks, another seed or another order.
+            ConfigError: That source had another number of tasks, other tasks, another seed or another order.
         """
         for key, own in (("seed", self._seed), ("shuffle", self._shuffle), ("num_train", len(self._train))):
             if state[key] != own:
@@ -95,6 +105,10 @@ class TaskSource:
                     rule=f"the checkpoint was made with {state[key]!r}, so its place in the order means nothing here",
                     fix="resume with the data settings of the run, or start a new run",
                 )
+        if state["tasks"] != self._fingerprint:
+            rule = "the training tasks are not those of the checkpoint: rows were added, changed or moved"
+            fix = "resume with the files of the run, or start a new run"
+            raise ConfigError(key="data.train_files", value=f"{len(self._train)} tasks", rule=rule, fix=fix)
         self._epoch, self._index = state["epoch"], state["index"]
         self._order = self._order_of(self._epoch)
 
@@ -113,6 +127,14 @@ def uids_given(state: Mapping[str, Any]) -> list[TaskUid]:
         rows = _order_of(epoch, num_train=state["num_train"], seed=state["seed"], shuffle=state["shuffle"])
         given += [_uid_of(epoch, row) for row in (rows if epoch < state["epoch"] else rows[: state["index"]])]
     return given
+
+
+def fingerprint_of(tasks: Sequence[Task]) -> str:
+    """Equal for equal tasks in the same order, wherever their files lie."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        digest.update(encode_line(asdict(replace(task, uid=TaskUid("")))))
+    return digest.hexdigest()[:16]
 
 
 def _order_of(epoch: int, *, num_train: int, seed: int, shuffle: bool) -> list[int]:

@@ -42,7 +42,7 @@ class GroupFate:
     uid: GroupUid
     fate: Fate
     step: int
-    """The training step that trained it; of other fates the step that was being made when it was decided."""
+    """The training step that trained it; of other fates the steps done when it was decided."""
     admitted_version: PolicyVersion | None = None
     """V_traj of the ledger."""
     buffer_version: PolicyVersion | None = None
@@ -69,8 +69,8 @@ class GroupLog:
         self._lines.close()
 
 
-def read_group_log(path: Path) -> list[GroupFate]:
-    """The fates in order; an unfinished last line is left out, and nothing is read where there is no file."""
+def read_group_log(path: Path, *, size_bytes: int | None = None) -> list[GroupFate]:
+    """The fates in order (of the first `size_bytes`); an unfinished last line is left out, without a file there are none."""
     return [
         GroupFate(
             uid=GroupUid(line["uid"]),
@@ -81,7 +81,7 @@ def read_group_log(path: Path) -> list[GroupFate]:
             oldest_version=line["oldest_version"],
             attempt=line["attempt"],
         )
-        for line in read_json_lines(path)
+        for line in read_json_lines(path, size_bytes=size_bytes)
     ]
 
 

@@ -7,7 +7,8 @@ The writer is the only owner of its file. Reading uses the standard library's pa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +44,47 @@ def encode_line(entry: Mapping[str, Any]) -> bytes:
         return json.dumps(entry, default=str).encode() + b"\n"
 
 
-def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: Path, *, size_bytes: int | None = None) -> Iterator[dict[str, Any]]:
     """The objects of a file in order; nothing when it does not exist, an unfinished last line is left out.
+
+    `size_bytes` reads what stood there when the file had that size.
 
     Raises:
         ValueError: A finished line is not JSON; the message names file and line.
     """
     if not path.exists():
         return
+    num_bytes = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            if not line.endswith(b"\n"):
+            num_bytes += len(line)
+            if not line.endswith(b"\n") or (size_bytes is not None and num_bytes > size_bytes):
                 return
             try:
                 yield json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{path} line {number} is not JSON: {error}") from error
+
+
+def keep_lines(path: Path, is_kept: Callable[[dict[str, Any]], bool]) -> int:
+    """Remove the lines that are not kept, and an unfinished last one; how many went. The file changes at once or not at all.
+
+    Nobody may have the file open for writing.
+    """
+    if not path.exists():
+        return 0
+    kept, num_removed = [], 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n") and is_kept(json.loads(line)):
+                kept.append(line)
+            else:
+                num_removed += 1
+    if num_removed:
+        temporary = path.with_suffix(".kept")
+        temporary.write_bytes(b"".join(kept))
+        os.replace(temporary, path)
+    return num_removed
 
 
 def _cut_partial_line(path: Path) -> None:

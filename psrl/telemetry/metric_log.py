@@ -10,9 +10,6 @@ from psrl.protocols import Tracker
 from psrl.telemetry.json_lines import read_json_lines
 from psrl.telemetry.names import ERRORS_NOT_FINITE_COUNT, is_metric_name
 
-RESUMED_FROM = "resumed_from"
-"""Key of the line that says: what was logged above for later steps was rolled back."""
-
 
 class MetricLog:
     """Hands the metrics of each step to all trackers."""
@@ -43,16 +40,10 @@ class MetricLog:
 
 
 def read_metrics(path: Path) -> dict[int, dict[str, float]]:
-    """Metrics by step, in the order of steps.
-
-    Lines of one step are merged, the later wins. A run that was resumed from step k forgets what it had logged after k.
-    """
+    """Metrics by step, in the order of steps; lines of one step are merged, the later wins."""
     steps: dict[int, dict[str, float]] = {}
     for line in read_json_lines(path):
-        if RESUMED_FROM in line:
-            steps = {step: metrics for step, metrics in steps.items() if step <= line[RESUMED_FROM]}
-        else:
-            steps.setdefault(line["step"], {}).update(line["metrics"])
+        steps.setdefault(line["step"], {}).update(line["metrics"])
     return dict(sorted(steps.items()))
 
 

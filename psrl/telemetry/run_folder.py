@@ -8,22 +8,30 @@ trajectories/*.jsonl   every kept episode: train.jsonl, val.jsonl
 predictions.json       of an evaluation of problems: the patches, in SWE-bench's format
 results.json           of the same: each problem's verdict
 errors.jsonl           what failed, when, and whether trying again can help
-checkpoints/           weights, optimizer, frontier
+checkpoints/           what a resume goes on from
+resumes.jsonl          when the run was resumed, from where, with which settings changed
 report.html            the run on one page
 logs/                  output of the run's processes
 """
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from psrl.errors import ConfigError
+from psrl.telemetry.json_lines import keep_lines, read_json_lines
+from psrl.telemetry.names import VAL_SECONDS
+from psrl.telemetry.trajectories import TRAIN_FILE, VAL_FILE
 
 UNFINISHED_SUFFIX = ".unfinished"
 """Of a checkpoint's folder while it is written; what a crash leaves under such a name is no checkpoint."""
+CUT_BY_LENGTH = ("groups.jsonl", f"trajectories/{TRAIN_FILE}")
 _STARTED = "%Y-%m-%d_%H-%M-%S"
 _FOLDER_NAME = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)(?:-(\d+))?")
 _RECIPE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]*")
@@ -138,6 +146,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def resumes(self) -> Path:
+        """When the run was resumed."""
+        return self.path / "resumes.jsonl"
+
+    @property
     def report(self) -> Path:
         """The run on one page."""
         return self.path / "report.html"
@@ -149,9 +162,45 @@ class RunFolder:
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether anything was saved whole."""
+        """Whether anything was saved; unfinished and damaged checkpoints have a suffix."""
         found = self.checkpoints.iterdir() if self.checkpoints.is_dir() else ()
-        return any(path.suffix != UNFINISHED_SUFFIX for path in found)
+        return any(not path.suffix for path in found)
+
+    def hold(self) -> None:
+        """Keep the run for this process until its end, however it ends.
+
+        Raises:
+            ConfigError: Another process has it: two of them would write over each other.
+        """
+        # Never closed: the lock is the open file, and the kernel gives it back when the process is gone, also after kill -9.
+        descriptor = os.open(self.path / ".held", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            rule, fix = "the run is still going on in another process", "wait for its end, or stop it (Ctrl-C saves)"
+            raise ConfigError(key="run_folder", value=str(self.path), rule=rule, fix=fix) from error
+
+    def log_lengths(self) -> dict[str, int]:
+        """Bytes of the files whose lines belong to no finished step by themselves: a resume cuts them there.
+
+        A group's episodes are written when it arrives, which may be steps before or after what it is trained in.
+        """
+        return {name: (self.path / name).stat().st_size if (self.path / name).exists() else 0 for name in CUT_BY_LENGTH}
+
+    def cut(self, step: int, log_lengths: Mapping[str, int]) -> None:
+        """Bring the record back to a checkpoint: what will be done again is removed, so that it stands there once.
+
+        Validations of finished steps stay, also those that ended after the checkpoint. `errors.jsonl` is history and is not cut.
+        Nobody may have the files open.
+        """
+        for name, length in log_lengths.items():
+            path = self.path / name
+            if path.exists() and path.stat().st_size > length:
+                os.truncate(path, length)
+        keep_lines(self.metrics, lambda line: line["step"] <= step)
+        validated = {line["step"] for line in read_json_lines(self.metrics) if VAL_SECONDS in line["metrics"]}
+        keep_lines(self.trajectories / VAL_FILE, lambda line: line["step"] in validated)
 
 
 def _recipe_folder(root: Path, recipe: str) -> Path:

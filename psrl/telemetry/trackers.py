@@ -14,7 +14,7 @@ from psrl.registry import Registry
 from psrl.telemetry.console import has_training, has_validation, metrics_lines
 from psrl.telemetry.json_lines import JsonLinesFile
 from psrl.telemetry.live import LiveDisplay
-from psrl.telemetry.metric_log import RESUMED_FROM, MetricLog
+from psrl.telemetry.metric_log import MetricLog
 from psrl.telemetry.run_folder import RunFolder
 
 
@@ -71,12 +71,10 @@ class ConsoleTracker:
 
 @trackers.register("jsonl")
 class JsonlTracker:
-    """`metrics.jsonl`: `{"step", "time", "metrics"}` per call, appended across resumes."""
+    """`metrics.jsonl`: `{"step", "time", "metrics"}` per call. A resumed run goes on with the file, which the resume has cut."""
 
     def __init__(self, run: TrackedRun) -> None:
         self._lines = JsonLinesFile(run.folder.metrics)
-        if run.resumed_from is not None:
-            self._lines.append({RESUMED_FROM: run.resumed_from, "time": time.time()})
 
     def log(self, metrics: Mapping[str, float], *, step: int) -> None:
         """Append one line."""

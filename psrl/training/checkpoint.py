@@ -1,15 +1,18 @@
 """Weights, optimizer, schedule and RNG as a torch.distributed.checkpoint folder, written whole or not at all.
 
-Readable by another number of ranks: every tensor is stored by name with its place.
+Readable by another number of ranks: every tensor is stored by name with its place. What the settings say of the optimizer (learning
+rate, weight decay, ...) is not in it, so that a resume goes on with the settings that it is given.
 """
 
 from __future__ import annotations
 
 import pickle
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
@@ -48,11 +51,14 @@ def save_checkpoint(
             temporary.mkdir(parents=True)
         _barrier(is_distributed)
         save(_state_of(model, optimizer, scheduler), checkpoint_id=temporary, no_dist=not is_distributed)
+        torch.save(rng_state(), temporary / _rng_file(dist.get_rank() if is_distributed else 0))
+        _barrier(is_distributed)
         if is_first:
             shutil.rmtree(target, ignore_errors=True)
             temporary.rename(target)
         _barrier(is_distributed)
-    except (OSError, CheckpointException) as error:
+    except (OSError, RuntimeError, CheckpointException) as error:
+        # torch's own writer says RuntimeError where the disk is full.
         raise CheckpointError(f"cannot write the checkpoint {target}: {error}") from error
 
 
@@ -64,19 +70,64 @@ def load_checkpoint(
     *,
     is_distributed: bool,
 ) -> None:
-    """Put everything back in place.
+    """Put everything back in place; learning rate, weight decay and the like stay as the optimizer has them now.
 
     Raises:
         CheckpointError: The folder is missing, incomplete or of another model.
     """
+    options = [{name: value for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
     state = _state_of(model, optimizer, scheduler)
     try:
         load(state, checkpoint_id=Path(path), no_dist=not is_distributed)
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        scheduler.load_state_dict(state["scheduler"] | {"lr_lambdas": [None]})
-        torch.set_rng_state(state["rng"])
+        for group, own in zip(optimizer.param_groups, options, strict=True):
+            group.update(own)
+        _go_on(scheduler, num_steps=int(state["steps"]))
+        set_rng_state(torch.load(Path(path) / _rng_file_for(Path(path), dist.get_rank() if is_distributed else 0), weights_only=True))
     except UNREADABLE as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {type(error).__name__}: {error}") from error
+
+
+def rng_state() -> dict[str, Any]:
+    """Of every random generator that a loss or an advantage of the user's may draw from: torch, CUDA, numpy, Python."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    version, words, next_gauss = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "numpy": (str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+        "python": (version, torch.tensor(words, dtype=torch.int64), next_gauss),
+    }
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """What `rng_state` gave; states of CUDA devices that are not here are left out."""
+    torch.set_rng_state(state["torch"])
+    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, words, next_gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), next_gauss))
+
+
+def _go_on(scheduler: torch.optim.lr_scheduler.LambdaLR, *, num_steps: int) -> None:
+    """The schedule of the settings, at the step of the checkpoint."""
+    scheduler.last_epoch = num_steps
+    rates = [base * rate_of(num_steps) for base, rate_of in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)]
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = list(rates)
+
+
+def _rng_file(rank: int) -> str:
+    return f"rng-{rank}.pt"
+
+
+def _rng_file_for(folder: Path, rank: int) -> str:
+    """This rank's own; of more ranks than were saved, the later ones take those of the first again."""
+    num_saved = len(list(folder.glob("rng-*.pt")))
+    return _rng_file(rank % num_saved if num_saved else rank)
 
 
 def _state_of(model: PolicyModel, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LambdaLR) -> dict[str, Any]:
@@ -86,8 +137,7 @@ def _state_of(model: PolicyModel, optimizer: torch.optim.Optimizer, scheduler: t
         # To make the moments, get_state_dict takes a step at learning rate 0, which would count in Adam's bias correction.
         for state in optimizer.state.values():
             state["step"].zero_()
-    schedule = {name: value for name, value in scheduler.state_dict().items() if name != "lr_lambdas"}
-    return {"model": weights, "optimizer": moments, "scheduler": schedule, "rng": torch.get_rng_state()}
+    return {"model": weights, "optimizer": moments, "steps": scheduler.last_epoch}
 
 
 def _barrier(is_distributed: bool) -> None:

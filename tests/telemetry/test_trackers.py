@@ -41,11 +41,12 @@ def test_jsonl_gives_back_what_was_logged_and_merges_the_calls_of_one_step(folde
     assert read_metrics(folder.metrics) == {1: {names.REWARD_MEAN: 0.25, names.STEP_SECONDS: 4.5, names.VAL_GREEDY_ACCURACY: 0.5}}
 
 
-def test_a_resumed_run_appends_and_forgets_the_steps_after_its_checkpoint(folder):
+def test_a_resumed_run_goes_on_with_the_file_and_each_step_stands_there_once(folder):
     log_steps(folder, "jsonl", {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4})
+    folder.cut(2, {})
     log_steps(folder, "jsonl", {3: 0.9}, resumed_from=2)
     assert curve(read_metrics(folder.metrics), names.REWARD_MEAN) == [(1, 0.1), (2, 0.2), (3, 0.9)]
-    assert len(folder.metrics.read_text().splitlines()) == 6
+    assert len(folder.metrics.read_text().splitlines()) == 3
 
 
 def test_half_a_line_that_a_crash_left_is_passed_over_and_removed_by_the_next_writer(folder):
