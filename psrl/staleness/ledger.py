@@ -4,8 +4,9 @@ Buffer v is the data of the update v -> v + 1: `groups_per_buffer` groups (the q
 admitted. A group admitted while version V was served may be trained on by buffers up to V + staleness: its deadline.
 
 Invariants: a group in buffer v was admitted at version v - staleness or newer. The groups in flight fit, all at once, into the
-slots that are left before their deadlines; which of them holds which slot is never fixed, so a promise needs no moving. With
-redundant_groups=0 every group that was admitted finds a buffer. Proofs: docs/design/staleness.md.
+slots that are left before their deadlines; which of them holds which slot is never fixed, so a promise needs no moving. A buffer
+that is full promises no more slots; groups admitted for it that fit nowhere else are redundant: never more than redundant_groups
+for one buffer, so that at most so many groups per update are played in vain. Proofs: docs/design/staleness.md.
 
 Counting only: no tensors, no I/O, no locks. The caller serialises calls.
 """
@@ -16,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from psrl.errors import ConfigError
 from psrl.staleness.buffer import Buffer, BufferState
 from psrl.types import GroupUid, PolicyVersion
 
@@ -185,13 +185,16 @@ class StalenessLedger:
             admitted = min(admitted, oldest)
         buffer = self._earliest_for(admitted + self._staleness)
         if buffer is None:
+            self._spare_redundant()
             return None
-        buffer.occupied[group] = admitted
+        buffer.add(group, admitted)
+        self._spare_redundant()
         return buffer.version
 
     def release(self, group: GroupUid) -> None:
-        """Give a promise back: the group was filtered out, failed or was aborted."""
+        """Give a promise back: the group was filtered out, failed or was aborted. A redundant group takes its slot, if there is one."""
         self._forget(group)
+        self._spare_redundant()
 
     def consume(self) -> Consumed:
         """Take the ready buffer of the current version; `advance` must follow when the update is made.
@@ -214,23 +217,22 @@ class StalenessLedger:
         self._version = PolicyVersion(self._version + 1)
         self._is_consumed = False
         self._open()
+        self._spare_redundant()
         self._admits.clear()
         return self._version
 
     def state_of(self, version: PolicyVersion) -> BufferState:
         """Of an open buffer, with the groups in flight put into slots as late as their deadlines allow."""
         assert version in self._window() and version in self._buffers, f"buffer {version} is not open"
-        num_unplaced, num_unplaced_at, num_free_at = 0, 0, 0
-        for v in reversed(self._window()):
-            slots = self._num_slots_to_promise(v)
+        buffer = self._buffers[version]
+        if buffer.is_full:
+            return BufferState.READY_WITH_CAPACITY if buffer.num_redundant > 0 else BufferState.READY
+        num_unplaced = 0
+        for v in range(self._window()[-1], version, -1):
             num_unplaced += self._num_admitted_at.get(v - self._staleness, 0)
-            num_placed = min(num_unplaced, slots)
-            num_unplaced -= num_placed
-            if v == version:
-                num_unplaced_at, num_free_at = num_unplaced, slots - num_placed
-        if self._buffers[version].is_full:
-            return BufferState.READY_WITH_CAPACITY if min(num_unplaced, num_unplaced_at) > 0 else BufferState.READY
-        return BufferState.PENDING if num_free_at > 0 else BufferState.STUCK
+            num_unplaced = max(0, num_unplaced - self._num_slots_to_promise(v))
+        num_unplaced += self._num_admitted_at.get(version - self._staleness, 0)
+        return BufferState.PENDING if num_unplaced < buffer.num_slots else BufferState.STUCK
 
     def snapshot(self) -> LedgerSnapshot:
         """What a checkpoint keeps."""
@@ -248,11 +250,7 @@ class StalenessLedger:
         redundant_groups: int = 0,
         last_version: PolicyVersion | None = None,
     ) -> StalenessLedger:
-        """A ledger with the arrived groups of a snapshot; its groups in flight are the caller's to issue again.
-
-        Raises:
-            ConfigError: The arrived groups do not fit these settings, which are other ones than the snapshot's.
-        """
+        """A ledger with the arrived groups of a snapshot, which these settings admit; its groups in flight are to be issued again."""
         ledger = cls(
             staleness=staleness,
             groups_per_buffer=groups_per_buffer,
@@ -261,19 +259,11 @@ class StalenessLedger:
             last_version=last_version,
         )
         for version, groups in snapshot.occupied.items():
-            gap = max(version - admitted for admitted in groups.values())
-            if gap > staleness:
-                rule = f"is less than the age of arrived groups in the checkpoint ({gap} versions)"
-                raise ConfigError(key="psrl.staleness", value=staleness, rule=rule, fix=f"resume with psrl.staleness={gap} or more")
-            if len(groups) > groups_per_buffer:
-                rule = f"is less than the groups that have arrived for one update of the checkpoint ({len(groups)})"
-                fix = "resume with the data.train_batch_size of the checkpoint"
-                raise ConfigError(key="data.train_batch_size", value=groups_per_buffer, rule=rule, fix=fix)
-            if version not in ledger._buffers:
-                rule = f"ends before the update {version} -> {version + 1}, for which the checkpoint holds groups"
-                fix = f"resume with trainer.total_training_steps={version + 1} or more"
-                raise ConfigError(key="trainer.total_training_steps", value=last_version, rule=rule, fix=fix)
-            ledger._buffers[version].occupied.update(groups)
+            assert version in ledger._buffers, f"the snapshot has groups for the update {version}, which is never made"
+            for group, admitted in groups.items():
+                assert version - admitted <= staleness, f"group {group} of version {admitted} is too old for buffer {version}"
+                ledger._buffers[version].add(group, admitted)
+        ledger._spare_redundant()
         return ledger
 
     def _open(self) -> None:
@@ -323,6 +313,16 @@ class StalenessLedger:
                 found = buffer
         return found
 
+    def _spare_redundant(self) -> None:
+        """Have no more redundant groups than must be: those that fit elsewhere are not. The next update's are spared first."""
+        for v in self._window():
+            buffer = self._buffers.get(v)
+            while buffer is not None and buffer.num_redundant > 0:
+                buffer.num_redundant -= 1
+                if max(balance for _, balance in self._balances(to_promise=False)) > 0:
+                    buffer.num_redundant += 1
+                    break
+
     def _forget(self, group: GroupUid) -> PolicyVersion:
         admitted = self._in_flight.pop(group)
         self._num_admitted_at[admitted] -= 1
@@ -341,4 +341,5 @@ class StalenessLedger:
         expired = tuple(by_age[: num_late + max(0, lacking)])
         for group in expired:
             self._forget(group)
+        self._spare_redundant()
         return expired
