@@ -58,11 +58,11 @@ async def _evaluate(config: Config, record: RunRecord, tasks: Sequence[Task]) ->
     results = SweResults(record.folder.path, model_name=Path(config.train_actor_rollout_ref.model.path).name)
     recorded: set[str] = set()
 
-    def keep(episode: Episode) -> None:
+    def keep(episode: Episode, step: int) -> None:
         results.add(episode)
         if len(recorded | {episode.task.uid}) <= (config.trainer.trajectories_per_step or len(tasks)):
             recorded.add(episode.task.uid)
-            record.episode(episode)
+            record.validation_episode(episode, step)
 
     def tell(num_done: int, num_tasks: int) -> None:
         record.activity(f"validating: {num_done}/{num_tasks} tasks")
@@ -70,7 +70,7 @@ async def _evaluate(config: Config, record: RunRecord, tasks: Sequence[Task]) ->
     async def play(cluster: Cluster, stop: asyncio.Event) -> None:
         record.begin_validation(0)
         validation = make_validation(config, tasks, cluster, record=keep, keeps_all=True, progress=tell)
-        measured = await unless_stopped(validation.run(PolicyVersion(0)), stop)
+        measured = await unless_stopped(validation.run(PolicyVersion(0), 0), stop)
         if measured is not None:
             metrics.update(measured)
             record.validation(measured, 0)

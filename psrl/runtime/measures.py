@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean, pstdev
 
+from psrl.runtime.board import Board, ReadyBuffer
 from psrl.runtime.groups import EpisodeSummary, GroupResult
 from psrl.telemetry import names
 from psrl.telemetry.names import TimeUse
@@ -35,6 +36,17 @@ def step_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
     for outcome in Outcome:
         metrics[names.outcome_share(outcome)] = fmean(summary.outcome is outcome for summary in episodes)
     return metrics | session_metrics(episodes) | said_metrics(episodes)
+
+
+def staleness_metrics(ready: ReadyBuffer, board: Board) -> dict[str, float]:
+    """How old the step's data was, and what is under way."""
+    ages = [ready.consumed.version - admitted for admitted in ready.consumed.admitted.values()]
+    return {
+        names.STALENESS_VERSION_GAP_MAX: float(max(ages)),
+        names.STALENESS_VERSION_GAP_MEAN: fmean(ages),
+        names.STALENESS_IN_FLIGHT_COUNT: float(board.num_in_flight),
+        names.STALENESS_ARRIVED_COUNT: float(len(board.arrived)),
+    }
 
 
 def session_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:

@@ -144,7 +144,6 @@ def read_checkpoint(checkpoint: Path) -> ResumePoint:
     return point
 
 
-read_resume_point = read_checkpoint
 
 
 async def restore_train_workers(checkpoint: Path, *, train_workers: Sequence[ray.actor.ActorHandle], deadline_s: float) -> None:

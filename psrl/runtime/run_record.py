@@ -12,11 +12,13 @@ import psutil
 
 from psrl.config.plan import read_model_size
 from psrl.config.tree import Config
-from psrl.errors import PsrlError
+from psrl.errors import ProcessDiedError, PsrlError
+from psrl.runtime.board import ReadyBuffer
 from psrl.runtime.groups import GroupResult
 from psrl.telemetry import names
 from psrl.telemetry.console import short_number
 from psrl.telemetry.errors_log import ErrorLog
+from psrl.telemetry.group_log import Fate, GroupFate, GroupLog
 from psrl.telemetry.live import LiveDisplay
 from psrl.telemetry.report import write_report
 from psrl.telemetry.run_folder import RunFolder
@@ -59,6 +61,8 @@ class RunRecord:
         self._step = first_step
         self.errors = ErrorLog(folder.errors)
         self._trajectories = TrajectoryWriter(folder.trajectories)
+        self._groups = GroupLog(folder.groups)
+        self._activities = {"trainer": "", "rollout": ""}
         trainer = config.trainer
         self._live = LiveDisplay(
             title=config.recipe,
@@ -87,11 +91,20 @@ class RunRecord:
         self._live.stop()
         self._metrics.close()
         self._trajectories.close()
+        self._groups.close()
         self.errors.close()
 
     def activity(self, text: str) -> None:
-        """What goes on now."""
-        self._live.activity(text)
+        """What the trainer, or the whole run, does now."""
+        self._show("trainer", text)
+
+    def rollout_activity(self, text: str) -> None:
+        """What goes on beside the trainer."""
+        self._show("rollout", text)
+
+    def _show(self, who: str, text: str) -> None:
+        self._activities[who] = text
+        self._live.activity(" | ".join(filter(None, self._activities.values())))
 
     def started(self, what: str) -> None:
         """A part of the start-up is done; its time since the command is a metric, so that a slow start can be explained."""
@@ -107,18 +120,39 @@ class RunRecord:
         limit = self._config.trainer.trajectories_per_step
         return limit == 0 or self._num_recorded < limit
 
-    def arrived(self, result: GroupResult, *, num_arrived: int) -> None:
+    def arrived(self, result: GroupResult) -> None:
         """A group has ended; some are written down."""
         for episode in result.records:
             if self.wants_records():
                 self._num_recorded += 1
-                self.episode(episode)
-        self.activity(f"generating: {num_arrived}/{self._config.data.train_batch_size} groups")
+                self._write_episode(episode, self._step + 1)
 
-    def episode(self, episode: Episode) -> None:
-        """Write one episode into the run folder."""
+    def validation_episode(self, episode: Episode, step: int) -> None:
+        """Write an episode that the weights of `step` played."""
+        self._write_episode(episode, step)
+
+    def _write_episode(self, episode: Episode, step: int) -> None:
         pieces = [[self._decode([token]) for token in trajectory.ids()] for trajectory in episode.result.trajectories]
-        self._trajectories.write(episode, step=self._step if episode.ticket.is_validation else self._step + 1, pieces=pieces)
+        self._trajectories.write(episode, step=step, pieces=pieces)
+
+    def trained(self, ready: ReadyBuffer, step: int) -> None:
+        """What a step trained on."""
+        for result in ready.groups:
+            self._groups.write(
+                GroupFate(
+                    uid=result.group,
+                    fate=Fate.TRAINED,
+                    step=step,
+                    admitted_version=ready.consumed.admitted[result.group],
+                    buffer_version=ready.consumed.version,
+                    oldest_version=result.oldest_version,
+                    attempt=result.attempt,
+                )
+            )
+
+    def left_out(self, fate: GroupFate) -> None:
+        """A group that will never be trained on."""
+        self._groups.write(fate)
 
     def step(self, metrics: dict[str, float], step: int) -> None:
         """The metrics of a training step."""
@@ -130,8 +164,7 @@ class RunRecord:
 
     def begin_validation(self, step: int) -> None:
         """Validation starts."""
-        self._step = step
-        self.activity("validating")
+        self.rollout_activity(f"validating step {step}")
 
     def validation(self, metrics: dict[str, float], step: int) -> None:
         """The metrics of a validation."""
@@ -139,6 +172,16 @@ class RunRecord:
             self._first_validation = metrics
         self._last_validation = metrics
         self._metrics.log(metrics, step=step)
+
+    def died(self, process: str, cause: str) -> None:
+        """A process of the run died and is started again."""
+        self.errors.record_text(ProcessDiedError.__name__, cause, is_retryable=True, unit=process, step=self._step)
+        self.note(f"{process} died and is started again: {cause.splitlines()[0][:200]}")
+
+    def stalled(self, report: str) -> None:
+        """Nothing has ended for a while."""
+        self.errors.record_text("Stalled", report, is_retryable=True, unit="run", step=self._step)
+        self.note(report)
 
     def failed(self, error: PsrlError) -> None:
         """What ended the run."""

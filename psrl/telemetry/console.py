@@ -9,6 +9,8 @@ from psrl.telemetry.names import (
     ERRORS_NOT_FINITE_COUNT,
     GENERATION_TOKENS_PER_SECOND,
     REWARD_MEAN,
+    STALENESS_VERSION_GAP_MAX,
+    STALENESS_VERSION_GAP_MEAN,
     STEP_SECONDS,
     TOOL_RATE,
     TURNS_MEAN,
@@ -45,13 +47,22 @@ def has_training(metrics: Mapping[str, float]) -> bool:
     return REWARD_MEAN in metrics or STEP_SECONDS in metrics
 
 
+def is_off_policy(metrics: Mapping[str, float]) -> bool:
+    """Whether the step trained on data of older weights."""
+    return STALENESS_VERSION_GAP_MAX in metrics and metrics[STALENESS_VERSION_GAP_MAX] > 0
+
+
 def has_validation(metrics: Mapping[str, float]) -> bool:
     """Whether these are a validation's, perhaps beside others."""
     return VAL_GREEDY_ACCURACY in metrics or VAL_MEAN_AT_N_ACCURACY in metrics
 
 
 def step_line(metrics: Mapping[str, float], step: int) -> str:
-    """Example: `step 12 | reward +0.43 | acc 71% | tool 93% | turns 2.0 | 3.1k tok/s | 4.2 s: gen 61% train 30% idle 9%`."""
+    """Example: `step 12 | reward +0.43 | acc 71% | tool 93% | turns 2.0 | age 0.8 (max 1) | 3.1k tok/s | 4.2 s: gen 61% train 30% idle 9%`.
+
+    The age, in policy versions, stands there where data was older than the weights. Shares are the trainer's time: what it did, and
+    for what it waited.
+    """
     parts = [f"step {step:>3}"]
     for name, text in (
         (REWARD_MEAN, "reward {:+.3f}"),
@@ -61,6 +72,8 @@ def step_line(metrics: Mapping[str, float], step: int) -> str:
     ):
         if name in metrics:
             parts.append(text.format(metrics[name]))
+    if is_off_policy(metrics):
+        parts.append(f"age {metrics[STALENESS_VERSION_GAP_MEAN]:.1f} (max {metrics[STALENESS_VERSION_GAP_MAX]:.0f})")
     if GENERATION_TOKENS_PER_SECOND in metrics:
         parts.append(f"{short_number(metrics[GENERATION_TOKENS_PER_SECOND])} tok/s")
     if STEP_SECONDS in metrics:

@@ -22,11 +22,12 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from psrl.telemetry.console import SHORT_USE, short_number, short_seconds, step_line, validation_line
+from psrl.telemetry.console import SHORT_USE, is_off_policy, short_number, short_seconds, step_line, validation_line
 from psrl.telemetry.names import (
     ACCURACY_MEAN,
     GENERATION_TOKENS_PER_SECOND,
     REWARD_MEAN,
+    STALENESS_VERSION_GAP_MEAN,
     STEP_SECONDS,
     TOOL_RATE,
     TURNS_MEAN,
@@ -224,7 +225,9 @@ class LiveDisplay:
     def _steps(self) -> Table:
         is_wide = self._console.width >= NARROW_COLUMNS
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
-        for name in ("step", "reward", "accuracy", "tool", *(["turns"] if is_wide else []), "tok/s", "time"):
+        shows_age = any(is_off_policy(metrics) for _, metrics in self._rows)
+        ages = ["age"] if shows_age else []
+        for name in ("step", "reward", "accuracy", "tool", *(["turns"] if is_wide else []), *ages, "tok/s", "time"):
             table.add_column(name, justify="right", no_wrap=True)
         if is_wide:
             table.add_column("where the time went", no_wrap=True)
@@ -239,6 +242,7 @@ class LiveDisplay:
                 _cell(metrics.get(ACCURACY_MEAN), "{:.1%}"),
                 _cell(metrics.get(TOOL_RATE), "{:.0%}"),
                 *([_cell(metrics.get(TURNS_MEAN), "{:.2f}")] if is_wide else []),
+                *([_cell(metrics.get(STALENESS_VERSION_GAP_MEAN), "{:.1f}")] if shows_age else []),
                 _cell(metrics.get(GENERATION_TOKENS_PER_SECOND), short_number),
                 _cell(metrics.get(STEP_SECONDS), short_seconds),
                 *([share_bar(metrics)] if is_wide else []),

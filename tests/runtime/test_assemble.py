@@ -9,12 +9,13 @@ from psrl.config.psrl_section import PsrlConfig
 from psrl.data_plane import MemoryDataPlane, Partition
 from psrl.data_plane.memory import meta_of
 from psrl.errors import TooManyFailuresError
-from psrl.runtime.board import Board
+from psrl.runtime.board import Board, Candidate
 from psrl.runtime.groups import EpisodeSummary, GroupResult
 from psrl.runtime.loops.assemble import AssembleLoop
-from psrl.staleness import StalenessLedger
+from psrl.staleness import Coordinator, CoordinatorSettings, StalenessLedger
 from psrl.telemetry.errors_log import ErrorLog, read_errors
-from psrl.types import Outcome, Timings
+from psrl.telemetry.group_log import GroupFate
+from psrl.types import Outcome, Task, Timings
 
 LIMIT_S = 10.0
 
@@ -41,23 +42,29 @@ def group(uid: str, *episodes: EpisodeSummary) -> GroupResult:
 
 async def assembled(folder, results: list[GroupResult], *, settings=None, filter_groups=None, num_kept: int) -> tuple[list[str], dict]:
     """The groups that are trained on, and the step's metrics; all results must have been looked at."""
-    board = Board(StalenessLedger(staleness=0, groups_per_buffer=num_kept, version=0))
+    ledger = StalenessLedger(staleness=0, groups_per_buffer=num_kept, version=0)
+    chosen = CoordinatorSettings.of(PsrlConfig(), max_groups_in_flight=100, seed=1)
+    board = Board(Coordinator(chosen, ledger, num_instances=1))
+    board.instance_is_up(0, 0)
+    fates: list[GroupFate] = []
     arrivals: asyncio.Queue[GroupResult] = asyncio.Queue()
     errors = ErrorLog(folder / "errors.jsonl")
     loop = AssembleLoop(
         board=board,
         arrivals=arrivals,
         data_plane=MemoryDataPlane(),
-        settings=settings or PsrlConfig(),
+        settings=settings or PsrlConfig(rollout_n=2),
         filter_groups=filter_groups or FilterGroupsConfig(),
         groups_per_step=num_kept,
         errors=errors,
         report=lambda result: None,
+        record_fate=fates.append,
     )
 
     async def play() -> None:
         for result in results:
-            await board.admit(result.group)
+            candidate = Candidate(task=Task(uid=result.group, prompt=(), data_source="test"))
+            await board.admit(lambda candidate=candidate: candidate, prompt_of=lambda task: "")
             await arrivals.put(result)
 
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
@@ -66,6 +73,7 @@ async def assembled(folder, results: list[GroupResult], *, settings=None, filter
         ready = await board.take_ready()
         running.cancel()
     errors.close()
+    assert [fate.uid for fate in fates] == [each.group for each in results if each.group not in ready.consumed.groups]
     return [each.group for each in ready.groups], loop.take_metrics()
 
 
@@ -79,6 +87,8 @@ def test_failures_count_although_their_group_is_replaced(tmp_path):
     assert metrics == {
         "groups/filtered/count": 0.0,
         "groups/dropped/count": 1.0,
+        "groups/surplus/count": 0.0,
+        "groups/reissued/count": 0.0,
         "errors/infra/rate": 0.25,
         "errors/retries/count": 3.0,
     }
@@ -88,7 +98,7 @@ def test_failures_count_although_their_group_is_replaced(tmp_path):
 
 def test_a_group_that_lost_a_member_is_kept_where_the_settings_allow_it(tmp_path):
     results = [group("a", episode("a-e0", 1.0), episode("a-e1", 0.0), episode("a-e2", None))]
-    settings = PsrlConfig(incomplete_groups="allow_partial", min_group_size=2)
+    settings = PsrlConfig(rollout_n=3, incomplete_groups="allow_partial", min_group_size=2)
     kept, metrics = asyncio.run(assembled(tmp_path, results, settings=settings, num_kept=1))
     assert kept == ["a"]
     assert metrics["groups/dropped/count"] == 0.0
@@ -112,7 +122,7 @@ def test_dynamic_sampling_that_finds_nothing_ends_with_the_pass_rates(tmp_path):
 
 def test_too_many_failures_end_the_run_with_their_cause(tmp_path):
     results = [group(f"g{index:02}", episode(f"{index}-e0", None), episode(f"{index}-e1", 1.0)) for index in range(40)]
-    settings = PsrlConfig(max_infra_error_rate=0.25)
+    settings = PsrlConfig(rollout_n=2, max_infra_error_rate=0.25)
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(assembled(tmp_path, results, settings=settings, num_kept=1))
     assert caught.group_contains(TooManyFailuresError, match=r"50% of the last 64.*EngineError: gone")

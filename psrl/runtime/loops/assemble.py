@@ -10,21 +10,27 @@ from psrl.config.algorithm import FilterGroupsConfig
 from psrl.config.psrl_section import PsrlConfig
 from psrl.data_plane import DataPlane
 from psrl.errors import TooManyFailuresError
-from psrl.runtime.board import Board
+from psrl.runtime.board import SURPLUS, Board, Unwanted
 from psrl.runtime.groups import EpisodeSummary, GroupResult
+from psrl.staleness import DynamicSampling, has_signal
 from psrl.telemetry import names
 from psrl.telemetry.errors_log import ErrorLog, ErrorRates
+from psrl.telemetry.group_log import Fate, GroupFate
 from psrl.types import Outcome
 
 INFRA_WINDOW = 64
 """Episodes over which the infra error rate is taken."""
+INCOMPLETE = Unwanted(fate=Fate.DROPPED, may_come_again=False)
+"""Members ended `infra_error` for good."""
+WITHOUT_SIGNAL = Unwanted(fate=Fate.FILTERED, may_come_again=False)
+"""All rewards are equal."""
 
 
 class AssembleLoop:
-    """Decides over each group: train on it, or drop it so that the feed loop refills.
+    """Decides over each group: train on it, or leave it out so that the feed loop refills.
 
     Consumes: results of agent workers.
-    Waits for: the next result.
+    Waits for: the next result; the data plane, within its deadline.
     Unblocked by: any group that ends.
     """
 
@@ -39,21 +45,21 @@ class AssembleLoop:
         groups_per_step: int,
         errors: ErrorLog,
         report: Callable[[GroupResult], None],
+        record_fate: Callable[[GroupFate], None],
     ) -> None:
-        """`report` sees every group that arrived, trained on or not."""
+        """`report` sees every group that arrived, trained on or not; `record_fate` those that never will be trained on."""
         self._board = board
         self._arrivals = arrivals
         self._data_plane = data_plane
         self._settings = settings
-        self._filter = filter_groups
-        self._groups_per_step = groups_per_step
+        self._sampling = DynamicSampling(max_filtered=filter_groups.max_num_gen_batches * groups_per_step) if filter_groups.enable else None
         self._errors = errors
         self._report = report
+        self._record_fate = record_fate
         self._rates = ErrorRates(INFRA_WINDOW)
-        self._pass_rates: Counter[float] = Counter()
         self._arrived: list[EpisodeSummary] = []
-        self._num_filtered = 0
-        self._num_dropped = 0
+        self._num_by_fate: Counter[Fate] = Counter()
+        self._num_reissued = 0
 
     async def run(self) -> None:
         """Until cancelled.
@@ -63,40 +69,61 @@ class AssembleLoop:
         """
         while True:
             result = await self._arrivals.get()
-            self._report(result)
+            unwanted = self._board.unwanted(result.group)
+            if unwanted is not None:
+                await self._leave_out(result, unwanted)
+                continue
             self._arrived += result.summaries
             self._count_failures(result)
             if not self._has_enough_members(result):
-                self._num_dropped += 1
-                await self._drop(result)
-            elif self._filter.enable and len(set(result.rewards)) == 1:
-                await self._drop(result)
+                await self._leave_out(result, INCOMPLETE)
+            elif self._sampling is not None and not has_signal(result.rewards):
+                await self._leave_out(result, WITHOUT_SIGNAL)
                 self._count_filtered(result)
-            else:
-                await self._board.arrive(result)
+            elif not self._board.arrive(result):
+                await self._leave_out(result, SURPLUS)
+            # Only now: while it was undecided, a checkpoint would have had it in flight, and a resume would write it down again.
+            self._report(result)
 
     def take_metrics(self) -> dict[str, float]:
         """Of everything that arrived since the last call, what was not trained on included; a new step begins."""
-        arrived = self._arrived
+        arrived, fates = self._arrived, self._num_by_fate
         metrics = {
-            names.GROUPS_FILTERED_COUNT: float(self._num_filtered),
-            names.GROUPS_DROPPED_COUNT: float(self._num_dropped),
+            names.GROUPS_FILTERED_COUNT: float(fates[Fate.FILTERED]),
+            names.GROUPS_DROPPED_COUNT: float(fates[Fate.DROPPED]),
+            names.GROUPS_SURPLUS_COUNT: float(fates[Fate.SURPLUS]),
+            names.GROUPS_REISSUED_COUNT: float(self._num_reissued),
             names.ERRORS_INFRA_RATE: sum(each.outcome is Outcome.INFRA_ERROR for each in arrived) / max(1, len(arrived)),
             names.ERRORS_RETRIES_COUNT: float(sum(each.num_retries for each in arrived)),
         }
-        self._arrived, self._num_filtered, self._num_dropped = [], 0, 0
-        self._pass_rates.clear()
+        self._arrived, self._num_by_fate, self._num_reissued = [], Counter(), 0
+        if self._sampling is not None:
+            self._sampling.begin_step()
         return metrics
 
     def _has_enough_members(self, result: GroupResult) -> bool:
-        num_judged = len(result.rewards)
-        if num_judged == len(result.summaries):
-            return num_judged > 0
+        num_judged, num_wanted = len(result.rewards), self._settings.rollout_n
+        if num_judged == num_wanted:
+            return True
         return self._settings.incomplete_groups == "allow_partial" and num_judged >= self._settings.min_group_size
 
-    async def _drop(self, result: GroupResult) -> None:
+    async def _leave_out(self, result: GroupResult, why: Unwanted) -> None:
         await asyncio.to_thread(self._data_plane.clear, result.meta.keys)
-        await self._board.drop(result.group)
+        if self._board.leave(result.group, may_come_again=why.may_come_again):
+            self._num_reissued += 1
+            return
+        self._num_by_fate[why.fate] += 1
+        self._record_fate(
+            GroupFate(
+                uid=result.group,
+                fate=why.fate,
+                step=self._board.version,
+                admitted_version=None,
+                buffer_version=None,
+                oldest_version=result.oldest_version,
+                attempt=result.attempt,
+            )
+        )
 
     def _count_failures(self, result: GroupResult) -> None:
         for summary in result.summaries:
@@ -122,13 +149,6 @@ class AssembleLoop:
         )
 
     def _count_filtered(self, result: GroupResult) -> None:
-        self._num_filtered += 1
+        assert self._sampling is not None
         accuracies = [summary.accuracy or 0.0 for summary in result.summaries]
-        self._pass_rates[round(sum(accuracies) / len(accuracies), 2)] += 1
-        limit = self._filter.max_num_gen_batches * self._groups_per_step
-        if self._num_filtered >= limit:
-            histogram = ", ".join(f"{rate:g}: {count}" for rate, count in sorted(self._pass_rates.items()))
-            raise TooManyFailuresError(
-                f"dynamic sampling dropped {self._num_filtered} groups with equal rewards in one step "
-                f"(algorithm.filter_groups.max_num_gen_batches={self._filter.max_num_gen_batches}); pass rates: {histogram}"
-            )
+        self._sampling.leave_out(pass_rate=sum(accuracies) / len(accuracies))

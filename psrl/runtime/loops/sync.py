@@ -1,54 +1,102 @@
-"""Weight sync: push from the train workers, pull by every replica, and proof that they arrived."""
+"""The sync loop: replicas take newer weights, each when the coordinator says so, while the others go on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable
 
-import ray
+from psrl.config.asynchrony import PartialRolloutConfig
+from psrl.errors import EngineError, ProcessDiedError
+from psrl.runtime.board import Board
+from psrl.runtime.fleet import Fleet
+from psrl.staleness import SyncOrder
+from psrl.telemetry import names
 
-from psrl.errors import WeightSyncError
-from psrl.protocols import WeightManifest, WeightReport
-from psrl.runtime.supervision import answer_of
-from psrl.types import PolicyVersion
 
+class SyncLoop:
+    """Carries out sync orders.
 
-async def sync_weights(
-    *,
-    train_workers: Sequence[ray.actor.ActorHandle],
-    parameter_server: ray.actor.ActorHandle,
-    replicas: Sequence[ray.actor.ActorHandle],
-    version: PolicyVersion,
-    deadline_s: float,
-) -> None:
-    """Bring `version` from the trainer to all replicas.
-
-    Consumes: the trainer's weights.
-    Waits for: the gather on all ranks, then every replica's report.
-    Unblocked by: the ranks and replicas themselves, or the deadline.
-
-    Raises:
-        WeightSyncError: A replica reports another version, fewer tensors or another checksum; the run must stop.
+    Consumes: sync orders of the board.
+    Waits for: the next order; each sync, within its deadline.
+    Unblocked by: the train loop (a published version), groups that end, the loads that the tend loop observes.
     """
-    pushes = [worker.push.remote(parameter_server, version) for worker in train_workers]
-    manifests = await answer_of(f"push of weights {version}", asyncio.gather(*pushes), deadline_s)
-    manifest = manifests[0]
-    pulls = [replica.sync.remote(parameter_server, version) for replica in replicas]
-    reports = await answer_of(f"pull of weights {version}", asyncio.gather(*pulls), deadline_s)
-    for index, report in enumerate(reports):
-        check_report(f"replica {index}", manifest, report)
+
+    def __init__(
+        self,
+        *,
+        board: Board,
+        fleet: Fleet,
+        partial_rollout: PartialRolloutConfig,
+        activity: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._board = board
+        self._fleet = fleet
+        self._mode = pause_mode(partial_rollout)
+        self._activity = activity
+        self._clock = clock
+        self._syncing: set[int] = set()
+        self._stood_since: float | None = None
+        self._stood_s = 0.0
+        self._seconds: list[float] = []
+        self._paused: list[float] = []
+
+    async def run(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            WeightSyncError: A replica did not end up with the weights that were pushed; the run stops.
+        """
+        async with asyncio.TaskGroup() as syncs:
+            while True:
+                for order in await self._board.next_syncs():
+                    self._board.sync_began(order.instance)
+                    self._count(order.instance, is_syncing=True)
+                    syncs.create_task(self._sync(order), name=f"sync of instance {order.instance} to {order.version}")
+
+    def take_standing_s(self) -> float:
+        """Seconds since the last call in which every instance was taking weights, so that none of them could generate."""
+        now = self._clock()
+        if self._stood_since is not None:
+            self._stood_s += now - self._stood_since
+            self._stood_since = now
+        standing_s, self._stood_s = self._stood_s, 0.0
+        return standing_s
+
+    def take_metrics(self) -> dict[str, float]:
+        """Of the syncs since the last call."""
+        metrics = {names.SYNC_PULLS_COUNT: float(len(self._seconds))}
+        if self._seconds:
+            metrics[names.SYNC_PULL_SECONDS_MEAN] = sum(self._seconds) / len(self._seconds)
+            metrics[names.SYNC_PAUSED_SECONDS_MAX] = max(self._paused)
+        self._seconds, self._paused = [], []
+        return metrics
+
+    async def _sync(self, order: SyncOrder) -> None:
+        self._activity(f"instance {order.instance} takes weights {order.version}")
+        try:
+            result = await self._fleet.sync(order.instance, order.version, self._mode)
+        except (EngineError, ProcessDiedError):
+            self._board.sync_failed(order.instance)  # the fleet sees to a replica that died, and says when it is back
+        else:
+            self._seconds.append(result.seconds)
+            self._paused.append(result.paused_s)
+            self._board.synced(order.instance, order.version)
+        finally:
+            self._count(order.instance, is_syncing=False)
+
+    def _count(self, instance: int, *, is_syncing: bool) -> None:
+        (self._syncing.add if is_syncing else self._syncing.discard)(instance)
+        now, stands = self._clock(), len(self._syncing) == self._fleet.num_instances
+        if stands and self._stood_since is None:
+            self._stood_since = now
+        elif not stands and self._stood_since is not None:
+            self._stood_s, self._stood_since = self._stood_s + now - self._stood_since, None
 
 
-def check_report(who: str, manifest: WeightManifest, report: WeightReport) -> None:
-    """Version, number of tensors and checksum must be those that were pushed.
-
-    Raises:
-        WeightSyncError: They are not.
-    """
-    expected = (manifest.version, len(manifest.tensors), len(manifest.tensors), manifest.checksum)
-    found = (report.version, report.num_matched, report.num_expected, report.checksum)
-    if expected != found:
-        raise WeightSyncError(
-            f"{who} has version {report.version}, {report.num_matched} of {report.num_expected} tensors, checksum {report.checksum}; "
-            f"pushed was version {manifest.version}, {len(manifest.tensors)} tensors, checksum {manifest.checksum}"
-        )
+def pause_mode(partial_rollout: PartialRolloutConfig) -> str:
+    """How a replica is paused for newer weights: `wait`, `abort` or `keep`."""
+    if not partial_rollout.enable:
+        return "wait"
+    return "abort" if partial_rollout.interrupt_as_prompt else "keep"

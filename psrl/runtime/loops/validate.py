@@ -1,4 +1,4 @@
-"""Validation: every validation task is played with the weights that the replicas serve now."""
+"""Validation: every validation task is played with one version of the weights, beside the episodes of training."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-import ray
-
+from psrl.errors import DeadlineError
+from psrl.runtime.board import Board
 from psrl.runtime.groups import GroupRequest, GroupResult
 from psrl.runtime.measures import validation_metrics
-from psrl.runtime.supervision import answer_of
 from psrl.runtime.tickets import validation_tickets
+from psrl.runtime.worker_pool import WorkerPool
 from psrl.telemetry import names
 from psrl.types import Episode, PolicyVersion, Task
 
@@ -28,16 +28,16 @@ class Validation:
         self,
         *,
         tasks: Sequence[Task],
-        workers: Sequence[ray.actor.ActorHandle],
+        workers: WorkerPool,
         num_sampled: int,
         is_greedy_too: bool,
         run_seed: int,
         group_deadline_s: float,
         num_records: int,
-        record: Callable[[Episode], None],
+        record: Callable[[Episode, int], None],
         progress: Callable[[int, int], None] = lambda num_done, num_tasks: None,
     ) -> None:
-        """`record` sees the episodes of the first `num_records` tasks, at the end; `progress` is called after each task."""
+        """`record` sees the episodes of the first `num_records` tasks and their step; `progress` is called after each task."""
         self._tasks = tasks
         self._workers = workers
         self._num_sampled = num_sampled
@@ -49,23 +49,81 @@ class Validation:
         self._progress = progress
         self._num_done = 0
 
-    async def run(self, version: PolicyVersion) -> dict[str, float]:
-        """Metrics named `val/...`."""
+    async def run(self, version: PolicyVersion, step: int) -> dict[str, float]:
+        """Metrics named `val/...` of the weights `version`, which `step` training steps made."""
         began = time.monotonic()
         self._num_done = 0
         results = await asyncio.gather(*(self._play(index, task, version) for index, task in enumerate(self._tasks)))
         for result in results:
             for episode in result.records:
-                self._record(episode)
+                self._record(episode, step)
         return {**validation_metrics(results), names.VAL_SECONDS: time.monotonic() - began}
 
     async def _play(self, index: int, task: Task, version: PolicyVersion) -> GroupResult:
         tickets = validation_tickets(
             task, num_sampled=self._num_sampled, is_greedy_too=self._is_greedy_too, version=version, run_seed=self._run_seed
         )
-        worker = self._workers[index % len(self._workers)]
-        request = GroupRequest(task=task, tickets=tickets, wants_records=index < self._num_records)
-        result: GroupResult = await answer_of(f"validation of {task.uid}", worker.run_group.remote(request), self._group_deadline_s)
+        request = GroupRequest(task=task, tickets=tickets, num_needed=len(tickets), wants_records=index < self._num_records)
+        result = await self._workers.play(request, what=f"validation of {task.uid}", deadline_s=self._group_deadline_s)
         self._num_done += 1
         self._progress(self._num_done, len(self._tasks))
         return result
+
+
+class ValidationLoop:
+    """Validates one version after the other, while generation and training go on.
+
+    Consumes: what `begin` asks for.
+    Waits for: every replica to serve the version, within the deadline of a weight sync; then for the validation's groups.
+    Unblocked by: the sync loop; the agent workers, or each group's deadline.
+    """
+
+    def __init__(
+        self,
+        *,
+        board: Board,
+        validation: Validation,
+        begun: Callable[[int], None],
+        done: Callable[[dict[str, float], int], None],
+        hold_deadline_s: float,
+    ) -> None:
+        """`begun` and `done` are told the step; `done` the metrics, too."""
+        self._board = board
+        self._validation = validation
+        self._begun = begun
+        self._done = done
+        self._hold_deadline_s = hold_deadline_s
+        self._wanted: asyncio.Queue[tuple[int, PolicyVersion]] = asyncio.Queue()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
+
+    async def begin(self, step: int, version: PolicyVersion) -> None:
+        """Validate `version`, which replicas keep until it is done; returns at once unless the one before is still under way."""
+        await self._is_idle.wait()
+        self._is_idle.clear()
+        self._board.hold(version)
+        self._wanted.put_nowait((step, version))
+
+    async def finish(self) -> None:
+        """Until nothing is being validated."""
+        await self._is_idle.wait()
+
+    async def run(self) -> None:
+        """Until cancelled.
+
+        Raises:
+            DeadlineError: Replicas did not take the version in time.
+        """
+        while True:
+            step, version = await self._wanted.get()
+            self._begun(step)
+            try:
+                await asyncio.wait_for(self._board.until_held(version), self._hold_deadline_s)
+                self._done(await self._validation.run(version, step), step)
+            except TimeoutError as error:
+                raise DeadlineError(
+                    f"validation of step {step}: replicas did not take weights {version} in {self._hold_deadline_s:g} s"
+                ) from error
+            finally:
+                self._board.release_hold()
+            self._is_idle.set()
