@@ -95,4 +95,4 @@ def _finite(value: Any) -> Any:
 
 
 def _counted(counts: dict[str, int]) -> str:
-    return ", ".join(f"{name.removeprefix('episodes/')} {count}" for name, count in sorted(counts.items()))
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))

@@ -143,9 +143,8 @@ class Instance:
     def resume(self) -> None:
         """Go on."""
         self.read_clock()
-        self._is_paused = False
+        self._is_paused = self._is_draining = False
         self._fill()
-        self._plan_next_end()
 
     def die(self) -> list[Turn]:
         """Everything in it is lost: the turns that ran or waited, in that order."""
@@ -175,10 +174,9 @@ class Instance:
                 self._clock += elapsed_s * self._rate
 
     def _fill(self) -> None:
-        if self._is_paused or self._is_draining:
-            return
         self.read_clock()
-        while len(self._running) < self.num_slots and self._queued:
+        starts = not self._is_paused and not self._is_draining
+        while starts and len(self._running) < self.num_slots and self._queued:
             *_, turn = heapq.heappop(self._queue)
             if turn in self._queued:
                 self._queued.remove(turn)

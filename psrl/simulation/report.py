@@ -83,7 +83,7 @@ class SimulationReport:
     groups: dict[str, int]
     """Of the whole run, by fate; `admitted` counts every issue."""
     episodes: dict[str, int]
-    """Of the whole run."""
+    """Of the whole run: issued ones were judged, cancelled, given up, or are in flight; `infra_error` counts plays that failed."""
     groups_in_flight: int
     """At the end."""
     groups_waiting: int

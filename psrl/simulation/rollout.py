@@ -167,7 +167,7 @@ class EpisodePlay:
         """`infra_error`: played again, at the end of the queue for places, as often as it may be."""
         worker = self.group.worker
         worker.leave(self)
-        self._rollout.counts["episodes/infra_error"] += 1
+        self._rollout.counts["infra_error"] += 1
         if self.num_retries < self._rollout.max_episode_retries:
             self.num_retries += 1
             self._forget()
@@ -203,6 +203,7 @@ class GroupPlay:
             for index, (plan, instance) in enumerate(zip(self._plans, self.admission.instances, strict=True))
         ]
         self._open = {play.index: play for play in members}
+        self._rollout.counts["issued"] += len(members)
         for play in members:
             self.worker.enter(play)
 
@@ -213,10 +214,14 @@ class GroupPlay:
         self.worker = self._rollout.least_loaded_worker()
         self.begin()
 
+    @property
+    def num_open(self) -> int:
+        """Members that have not ended."""
+        return len(self._open)
+
     def cancel(self) -> None:
         """End all members that have not ended."""
-        for play in self._take_open():
-            play.cancel()
+        self._cancel_open()
         del self.worker.groups[self.admission.group]
 
     def truncate(self) -> None:
@@ -241,12 +246,14 @@ class GroupPlay:
 
     def judged(self, play: EpisodePlay) -> None:
         """A member has its reward."""
+        self._rollout.counts["judged"] += 1
         del self._open[play.index]
         self._judged.append(play)
         self._end_if_enough()
 
     def failed(self, play: EpisodePlay) -> None:
         """A member can never be judged."""
+        self._rollout.counts["given up"] += 1
         del self._open[play.index]
         self._end_if_enough()
 
@@ -254,10 +261,7 @@ class GroupPlay:
         kept = self._judged
         if len(kept) < self._rollout.num_needed and self._open:
             return
-        late = self._take_open()
-        self._rollout.counts["episodes/cancelled"] += len(late)
-        for play in late:
-            play.cancel()
+        self._cancel_open()
         del self.worker.groups[self.admission.group]
         versions = [play.oldest for play in kept if play.oldest is not None]
         self._rollout.end(
@@ -270,9 +274,11 @@ class GroupPlay:
             )
         )
 
-    def _take_open(self) -> list[EpisodePlay]:
-        taken, self._open = list(self._open.values()), {}
-        return taken
+    def _cancel_open(self) -> None:
+        late, self._open = list(self._open.values()), {}
+        self._rollout.counts["cancelled"] += len(late)
+        for play in late:
+            play.cancel()
 
 
 class Rollout:
@@ -292,7 +298,10 @@ class Rollout:
         seed: int,
         on_end: Callable[[GroupEnd], None],
     ) -> None:
-        """`num_needed` members of a group are kept; `failing_share` of the episodes end `infra_error` after they were played."""
+        """`num_needed` members of a group are kept; `failing_share` of the episodes end `infra_error` after they were played.
+
+        `counts` is of episodes: every one that was issued is judged, cancelled, given up or open; `infra_error` counts failed plays.
+        """
         self.events = events
         self.num_needed = num_needed
         self.episode_timeout_s = episode_timeout_s
@@ -306,23 +315,24 @@ class Rollout:
         self._on_end = on_end
         self._homeless: list[EpisodePlay] = []
 
+    @property
+    def num_open(self) -> int:
+        """Episodes that have not ended."""
+        return sum(group.num_open for group in self.groups.values())
+
     def play(self, admission: Admission, plans: Sequence[EpisodePlan]) -> None:
         """Play a group; `on_end` is called unless it is cancelled."""
         group = GroupPlay(self, admission, plans)
         self.groups[admission.group] = group
-        self.counts["episodes/issued"] += len(plans)
         group.begin()
 
     def cancel(self, group: GroupUid) -> None:
         """End a group that nobody wants any more."""
-        play = self.groups.pop(group)
-        self.counts["episodes/cancelled"] += len(play.admission.instances)
-        play.cancel()
+        self.groups.pop(group).cancel()
 
     def end(self, end: GroupEnd) -> None:
         """A group has come to its own end."""
         del self.groups[end.group]
-        self.counts["episodes/judged"] += end.num_judged
         self._on_end(end)
 
     def submit(self, play: EpisodePlay) -> None:

@@ -122,7 +122,7 @@ class Simulation:
             self._workload,
             marks=self._marks[num_warmup:],
             fates=dict(self._fates),
-            episodes=dict(self._rollout.counts),
+            episodes={**self._rollout.counts, "in flight": self._rollout.num_open},
             num_in_flight=len(self._admissions),
             num_waiting=len(self._arrived),
         )
