@@ -72,3 +72,14 @@ def test_an_unknown_kl_estimate_is_a_config_error():
 )
 def test_only_trajectories_cut_by_a_token_limit_are_masked_and_only_when_asked(outcome, mask_truncated, expected):
     assert has_loss({"outcome": outcome}, mask_truncated=mask_truncated) is expected
+
+
+def test_reinforce_by_hand():
+    # A = 2, log pi = -0.5 -> 1, gradient -2; A = -1, log pi = -3 -> -3, gradient 1
+    logprobs = torch.tensor([-0.5, -3.0], requires_grad=True)
+    zeros = torch.zeros(2)
+    inputs = LossInputs(logprobs=logprobs, old_logprobs=zeros, rollout_logprobs=zeros, advantages=torch.tensor([2.0, -1.0]))
+    values = policy_losses.resolve("reinforce")(inputs, SETTINGS).values
+    values.sum().backward()
+    assert values.tolist() == [1.0, -3.0]
+    assert logprobs.grad.tolist() == [-2.0, 1.0]

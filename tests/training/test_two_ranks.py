@@ -10,7 +10,11 @@ from psrl.config.actor import OptimConfig
 from psrl.errors import TrainingError
 
 STEPS = 3
-OPTIONS = {"use_kl_loss": True, "ppo_mini_batch_size": 2, "entropy_coeff": 0.01, "optim": OptimConfig(lr=1e-3, weight_decay=0.01)}
+OPTIONS = {
+    "use_kl_loss": True, "ppo_mini_batch_size": 2, "entropy_coeff": 0.01, "optim": OptimConfig(lr=1e-3, weight_decay=0.01),
+    "old_logprobs": "recompute",
+    "correction": {"rollout_is": "sequence", "rollout_rs": "token_k1,seq_mean_k3", "rollout_rs_threshold": "0.5_2.0,1.0"},
+}  # fmt: skip
 
 
 def train(model_path, folder, rank, world_size, **options):
@@ -56,6 +60,10 @@ def test_two_ranks_give_the_loss_and_weights_of_one(tiny_model, tmp_path):
             expected = one["metrics"][step][f"train/{name}"]
             assert first["metrics"][step][f"train/{name}"] == pytest.approx(expected, abs=1e-5), (step, name)
             assert second["metrics"][step][f"train/{name}"] == first["metrics"][step][f"train/{name}"]
+        mismatch = {name: value for name, value in one["metrics"][step].items() if name.startswith("mismatch/")}
+        assert mismatch == pytest.approx({name: first["metrics"][step][name] for name in mismatch}, rel=1e-4, abs=1e-5), step
+    assert one["metrics"][2]["mismatch/weight/truncated_share"] > 0
+    assert 0 < one["metrics"][2]["mismatch/rejected/token_share"] < 1
     assert largest_difference(one["tensors"], first["tensors"]) < 1e-5
     assert largest_difference(first["tensors"], second["tensors"]) == 0.0
 

@@ -1,5 +1,6 @@
 """A tiny real model, rows sampled from it, and ranks that train on them."""
 
+import dataclasses
 import random
 
 import torch
@@ -8,6 +9,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from psrl.config.actor import ActorConfig, OptimConfig, RefConfig
 from psrl.config.algorithm import AlgorithmConfig
 from psrl.config.model import ModelConfig
+from psrl.config.rollout_correction import RolloutCorrectionConfig
 from psrl.data_plane import MemoryDataPlane, TrajectoryRow
 from psrl.training.worker import TrainRank
 
@@ -52,13 +54,25 @@ def make_rows(model_path, *, num_groups=3, group_size=4, temperature=0.7, seed=0
     return rows
 
 
-def make_rank(model_path, data_plane, *, rank=0, world_size=1, mask_truncated=False, init_method="", **actor):
+def sampled_elsewhere(rows, shift, *, versions=None):
+    """The rows with rollout logprobs that are `shift(row number, [T])` higher, sampled by `versions(row number, [T])`."""
+    changed = []
+    for number, row in enumerate(rows):
+        mask, length = row.columns["loss_mask"].bool(), len(row.columns["input_ids"])
+        columns = row.columns | {"rollout_logprobs": (row.columns["rollout_logprobs"] + shift(number, torch.arange(length))) * mask}
+        if versions is not None:
+            columns["policy_versions"] = torch.where(mask, versions(number, torch.arange(length)), -1)
+        changed.append(dataclasses.replace(row, columns=columns))
+    return changed
+
+
+def make_rank(model_path, data_plane, *, rank=0, world_size=1, mask_truncated=False, init_method="", correction=None, **actor):
     """A TrainRank that is set up; weight decay is off so that no gradient means no change."""
     settings = {"optim": OptimConfig(lr=1e-3, weight_decay=0.0, lr_scheduler_type="linear"), "num_threads": 1} | actor
     trainer = TrainRank(
         model=ModelConfig(path=str(model_path)), actor=ActorConfig(**settings), ref=RefConfig(),
-        algorithm=AlgorithmConfig(mask_truncated=mask_truncated), total_steps=10, seed=1, device="cpu", rank=rank, world_size=world_size,
-        data_plane=data_plane, timeout_s=180.0,
+        algorithm=AlgorithmConfig(mask_truncated=mask_truncated, rollout_correction=RolloutCorrectionConfig(**(correction or {}))),
+        total_steps=10, seed=1, device="cpu", rank=rank, world_size=world_size, data_plane=data_plane, timeout_s=180.0,
     )  # fmt: skip
     trainer.setup(init_method)
     return trainer
