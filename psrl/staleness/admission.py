@@ -1,12 +1,9 @@
-"""Whether a group may start now, and at which instances."""
+"""What is said of a group that may start."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from psrl.staleness.instances import Instance
-from psrl.staleness.ledger import StalenessLedger
 from psrl.types import GroupUid, PolicyVersion
 
 
@@ -21,9 +18,3 @@ class Admission:
     """One for each of its episodes, redundant ones included."""
     attempt: int
     """0, and one more each time that it is issued again."""
-
-
-def open_instances(instances: Sequence[Instance], ledger: StalenessLedger, *, is_due: Callable[[Instance], bool]) -> list[Instance]:
-    """Those that may be given a group: up, neither taking newer weights nor about to, and at a version that the ledger has a slot for."""
-    can_reserve = ledger.can_reserve
-    return [each for each in instances if each.is_up and not each.is_syncing and can_reserve(each.version) and not is_due(each)]

@@ -13,10 +13,11 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
 from psrl.config.asynchrony import ProactiveFilterConfig, RoutingConfig, SyncConfig
 from psrl.config.psrl_section import PsrlConfig
-from psrl.staleness.admission import Admission, open_instances
+from psrl.staleness.admission import Admission
 from psrl.staleness.filters import OverdueAction, ProactiveFilter
 from psrl.staleness.instances import Instance, InstanceLoad
 from psrl.staleness.ledger import Consumed, StalenessLedger
@@ -25,6 +26,7 @@ from psrl.staleness.routing import routers
 from psrl.staleness.sync_policy import sync_policies
 from psrl.types import GroupUid, PolicyVersion
 
+INDEX = attrgetter("index")
 MAX_ENDED_GROUPS = 4096
 """Groups that were issued again, left once more and were neither issued again nor given up: the oldest are forgotten first."""
 
@@ -103,6 +105,8 @@ class Coordinator:
         self._settings = settings
         self._instances = [Instance(index=index, version=ledger.version) for index in range(num_instances)]
         self._latest = ledger.version
+        self._by_currency: tuple[list[Instance], list[Instance]] | None = None
+        """Live instances that take no weights: those that serve the latest, and the others. None after a change."""
         self._hold: PolicyVersion | None = None
         self._router = routers.resolve(settings.routing.policy)()
         self._wants_sync = sync_policies.resolve(settings.sync.policy)
@@ -131,7 +135,7 @@ class Coordinator:
 
     def instance_is_up(self, index: int, version: PolicyVersion) -> None:
         """It serves `version`, which may be an old one; also after a restart of which nobody said that it was down."""
-        instance = self._instances[index]
+        instance = self._changed(index)
         if instance.is_up:
             instance.go_down()
         instance.come_up(version)
@@ -139,7 +143,7 @@ class Coordinator:
 
     def instance_is_down(self, index: int) -> None:
         """It died. Groups that were given to it stay in flight: they are played on elsewhere, arrive, or are released."""
-        self._instances[index].go_down()
+        self._changed(index).go_down()
 
     def observe(self, index: int, load: InstanceLoad) -> None:
         """A report of an instance; one that comes after its death is passed over."""
@@ -150,21 +154,22 @@ class Coordinator:
         """Instances can take `version` now."""
         assert version >= self._latest, f"version {version} is published after {self._latest}"
         self._latest = version
+        self._by_currency = None
 
     def sync_began(self, index: int) -> None:
         """Until it ends the instance is given nothing."""
-        self._instances[index].is_syncing = True
+        self._changed(index).is_syncing = True
 
     def synced(self, index: int, version: PolicyVersion) -> None:
         """It serves `version`; passed over if it died meanwhile, since `instance_is_up` says what it serves then."""
-        instance = self._instances[index]
+        instance = self._changed(index)
         if instance.is_up and instance.is_syncing:
             instance.take(version)
             self._router.forget(index)
 
     def sync_failed(self, index: int) -> None:
         """It serves what it served before; `due_syncs` orders it again."""
-        self._instances[index].is_syncing = False
+        self._changed(index).is_syncing = False
 
     # -- hold -------------------------------------------------------------------------------------------------------------------
 
@@ -200,7 +205,7 @@ class Coordinator:
         """Give a group to instances with room in the ledger; None while there is none, or as many groups as may be are in flight."""
         if len(self._placed) >= self._settings.max_groups_in_flight:
             return None
-        views = open_instances(self._instances, self.ledger, is_due=self._is_due)
+        views = self._open_instances()
         if not views:
             return None
         placed = self._place(group, views, prompt)
@@ -265,7 +270,7 @@ class Coordinator:
 
     def due_syncs(self) -> list[SyncOrder]:
         """Instances that shall take the latest weights now; until they have, they are given nothing."""
-        return [SyncOrder(instance=each.index, version=self._latest) for each in self._instances if each.is_up and self._is_due(each)]
+        return [SyncOrder(instance=each.index, version=self._latest) for each in self._split()[1] if self._is_due(each)]
 
     def due_moves(self) -> list[Move]:
         """Groups that shall go on at another instance; none while psrl.routing.migrate is off."""
@@ -330,9 +335,29 @@ class Coordinator:
         self._attempts.pop(group, None)
         self._ended.pop(group, None)
 
+    def _changed(self, index: int) -> Instance:
+        self._by_currency = None
+        return self._instances[index]
+
+    def _split(self) -> tuple[list[Instance], list[Instance]]:
+        if self._by_currency is None:
+            able = [each for each in self._instances if each.is_up and not each.is_syncing]
+            current = [each for each in able if each.version == self._latest]
+            self._by_currency = current, [each for each in able if each.version != self._latest]
+        return self._by_currency
+
+    def _open_instances(self) -> list[Instance]:
+        """Those that may be given a group: able to play, not about to take weights, at a version that the ledger has a slot for."""
+        current, others = self._split()
+        views = current if self.ledger.can_reserve(self._latest) else []
+        if others:
+            others = [each for each in others if self.ledger.can_reserve(each.version) and not self._is_due(each)]
+            views = sorted(views + others, key=INDEX) if others else views
+        return views
+
     def _is_due(self, instance: Instance) -> bool:
-        """Whether a live instance shall take the latest weights now."""
-        if instance.version >= self._latest or instance.is_syncing:
+        """Whether a live instance that takes no weights shall take the latest now."""
+        if instance.version >= self._latest:
             return False
         if self._hold is not None and self._latest >= self._hold:
             return instance.version < self._hold

@@ -13,7 +13,7 @@ Counting only: no tensors, no I/O, no locks. The caller serialises calls.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -280,37 +280,36 @@ class StalenessLedger:
         buffer = self._buffers.get(version)
         return 0 if buffer is None else buffer.num_slots_to_promise
 
-    def _balances(self, *, to_promise: bool) -> Iterator[tuple[int, int]]:
-        """(v, groups in flight whose deadline is v or earlier, less the slots in buffers up to v) for v of the window.
+    def _balances(self, *, to_promise: bool) -> list[int]:
+        """For each v of the window: groups in flight whose deadline is v or earlier, less the slots in buffers up to v.
 
         The groups fit if no balance is above 0 (Hall's condition for deadlines).
         """
-        balance = 0
+        balance, balances = 0, []
+        buffers, num_admitted_at, staleness = self._buffers, self._num_admitted_at, self._staleness
         for v in self._window():
-            buffer = self._buffers.get(v)
-            balance += self._num_admitted_at.get(v - self._staleness, 0)
-            if buffer is not None:
-                balance -= buffer.num_slots_to_promise if to_promise else buffer.num_slots
-            yield v, balance
+            if v - staleness in num_admitted_at:
+                balance += num_admitted_at[v - staleness]
+            if v in buffers:
+                balance -= buffers[v].num_slots_to_promise if to_promise else buffers[v].num_slots
+            balances.append(balance)
+        return balances
 
     def _has_slot_to_promise(self, deadline: int) -> bool:
-        before, after = 0, None
-        for v, balance in self._balances(to_promise=True):
-            if v < deadline:
-                before = max(before, balance)
-            else:
-                after = balance if after is None else max(after, balance)
-        return deadline >= self._version + self._is_consumed and after is not None and after < before
+        first = deadline - self._window()[0]
+        if first < 0:
+            return False
+        balances = self._balances(to_promise=True)
+        return max(balances[first:]) < max([0, *balances[:first]])
 
     def _earliest_for(self, deadline: int) -> Buffer | None:
         """The earliest buffer up to `deadline` that one more arrived group may enter, so that those in flight still fit."""
         found = None
-        for v, balance in reversed(list(self._balances(to_promise=False))):
+        for v, balance in zip(reversed(self._window()), reversed(self._balances(to_promise=False)), strict=True):
             if balance >= 0:
                 break
-            buffer = self._buffers.get(v)
-            if buffer is not None and v <= deadline and not buffer.is_full:
-                found = buffer
+            if v <= deadline and v in self._buffers and not self._buffers[v].is_full:
+                found = self._buffers[v]
         return found
 
     def _spare_redundant(self) -> None:
@@ -319,7 +318,7 @@ class StalenessLedger:
             buffer = self._buffers.get(v)
             while buffer is not None and buffer.num_redundant > 0:
                 buffer.num_redundant -= 1
-                if max(balance for _, balance in self._balances(to_promise=False)) > 0:
+                if max(self._balances(to_promise=False)) > 0:
                     buffer.num_redundant += 1
                     break
 
@@ -333,7 +332,7 @@ class StalenessLedger:
 
     def _expire(self) -> tuple[GroupUid, ...]:
         num_late = sum(num for admitted, num in self._num_admitted_at.items() if admitted + self._staleness <= self._version)
-        lacking = max(balance for _, balance in self._balances(to_promise=False))
+        lacking = max(self._balances(to_promise=False))
         if num_late == 0 and lacking <= 0:
             return ()
         # Balances above count only groups whose deadline lies ahead, so the two numbers add up.

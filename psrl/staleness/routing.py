@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Protocol
 
 from psrl.registry import Registry
@@ -16,6 +17,8 @@ CACHE_BLOCKS_PER_INSTANCE = 16384
 """Blocks remembered of each instance, the least recently used forgotten first (2 MB of text)."""
 MAX_EXTRA_EPISODES_SHARE = 0.5
 """An instance that knows the prompt may have this share more episodes than the least loaded one, and one group more."""
+
+NUM_EPISODES = attrgetter("num_episodes")
 
 
 class Router(Protocol):
@@ -125,7 +128,7 @@ class CacheAwareRouter:
 
 def least_loaded(views: Sequence[Instance]) -> Instance:
     """The one with the fewest episodes in flight; of equal ones the first."""
-    return min(views, key=_num_episodes)
+    return min(views, key=NUM_EPISODES)
 
 
 def prefix_hashes(text: str) -> list[int]:
@@ -135,7 +138,3 @@ def prefix_hashes(text: str) -> list[int]:
         value = hash((value, text[start : start + CACHE_BLOCK_CHARACTERS]))
         hashes.append(value)
     return hashes
-
-
-def _num_episodes(view: Instance) -> int:
-    return view.num_episodes
