@@ -18,7 +18,7 @@ from psrl.errors import SessionRequestError
 from psrl.gateway.dialects.fields import ReadBefore
 from psrl.gateway.tito import SessionTree, Turn
 from psrl.protocols import Renderer
-from psrl.types import Message, Outcome, SessionId, SessionRecord, SessionSpec
+from psrl.types import EpisodeUid, Message, Outcome, SessionId, SessionRecord, SessionSpec
 
 T = TypeVar("T")
 
@@ -102,6 +102,12 @@ class Session:
         if self._in_flight:
             await asyncio.wait(self._in_flight, timeout=CANCEL_GRACE_S)
 
+    def abandon(self) -> None:
+        """Nobody waits for it any more: no new turn, and those in flight are cancelled down to the engine; returns at once."""
+        self.is_closing = True
+        for task in self._in_flight:
+            task.cancel()
+
     def record(self) -> SessionRecord:
         """Everything captured so far."""
         turns = self.tree.turns
@@ -139,6 +145,8 @@ class SessionTable:
         self._idle_timeout_s = idle_timeout_s
         self._turn_timeout_s = turn_timeout_s
         self._sessions: dict[SessionId, Session] = {}
+        self._last_of: dict[EpisodeUid, Session] = {}
+        """The session that was opened last for each episode that has one."""
         self.num_opened = 0
         self.num_expired = 0
 
@@ -148,16 +156,20 @@ class SessionTable:
         return tuple(self._sessions.values())
 
     def open(self, spec: SessionSpec) -> Session:
-        """A new session.
+        """A new session. One of the same episode is abandoned: the worker that played it died, and the episode is played again.
 
         Raises:
             SessionRequestError: 503, there are `max_sessions` already.
         """
+        if spec.uid in self._last_of:
+            before = self._last_of[spec.uid]
+            before.abandon()
+            self._forget(before)
         if len(self._sessions) >= self._max_sessions:
             message = f"{len(self._sessions)} sessions are open, psrl.rollout_gateway.max_sessions allows no more; delete some"
             raise SessionRequestError(status=503, code="too_many_sessions", message=message)
         session = Session(SessionId(secrets.token_hex(12)), spec, self._renderer)
-        self._sessions[session.id] = session
+        self._sessions[session.id] = self._last_of[spec.uid] = session
         self.num_opened += 1
         return session
 
@@ -192,7 +204,7 @@ class SessionTable:
         try:
             await session.end_turns(abort=abort, timeout_s=self._turn_timeout_s)
         finally:
-            self._sessions.pop(session.id, None)
+            self._forget(session)
         return session.record()
 
     async def expire_idle(self) -> None:
@@ -205,9 +217,14 @@ class SessionTable:
             now = time.monotonic()
             for session in self.open_sessions:
                 if not session.num_in_flight and not session.is_closing and now - session.last_used > self._idle_timeout_s:
-                    session.is_closing = True  # a turn that is being placed must not begin in it
-                    self._sessions.pop(session.id, None)
+                    session.abandon()  # a turn that is being placed must not begin in it
+                    self._forget(session)
                     self.num_expired += 1
+
+    def _forget(self, session: Session) -> None:
+        self._sessions.pop(session.id, None)
+        if self._last_of.get(session.spec.uid) is session:
+            del self._last_of[session.spec.uid]
 
 
 def closing_error(id: SessionId) -> SessionRequestError:

@@ -11,7 +11,7 @@ import ray
 
 from psrl.errors import ActorDiedError, ProcessDiedError, PsrlError
 from psrl.processes.kept import RestartHistory, RestartLimit
-from psrl.runtime.supervision import answer_of, end_of, first_done
+from psrl.runtime.supervision import answer_of, end_of, first_done, look_of
 
 LOOK_DEADLINE_S = 10.0
 Died = Callable[[str, str], None]
@@ -121,7 +121,7 @@ class KeptActor:
     async def answers(self, handle: ray.actor.ActorHandle) -> bool:
         """Whether `handle` lives; one that does not is suspected, so that it is replaced."""
         try:
-            await answer_of(self.name, handle.__ray_ready__.remote(), LOOK_DEADLINE_S)
+            await look_of(self.name, handle.__ray_ready__.remote(), LOOK_DEADLINE_S)
         except ProcessDiedError:
             self.suspect(handle)
             return False
@@ -133,7 +133,7 @@ class KeptActor:
 
     async def _watched_end(self) -> str:
         try:
-            await answer_of(self.name, self.handle.watch.remote(), deadline_s=None)
+            await look_of(self.name, self.handle.watch.remote(), None)
         except ActorDiedError:
             await asyncio.Event().wait()  # the other look says it better
         except PsrlError as error:

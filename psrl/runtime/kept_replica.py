@@ -16,7 +16,7 @@ from psrl.protocols import WeightManifest, WeightReport
 from psrl.runtime.actors.engine_replica import SyncResult
 from psrl.runtime.kept_actor import Died, KeptActor, KeptLimits
 from psrl.runtime.parameter_server import ParameterServer
-from psrl.runtime.supervision import answer_of, first_done
+from psrl.runtime.supervision import answer_of, first_done, look_of
 from psrl.staleness import InstanceLoad
 from psrl.types import PolicyVersion
 
@@ -81,7 +81,7 @@ class KeptReplica(KeptActor):
     async def load(self) -> InstanceLoad | None:
         """Its load now; None where it does not say."""
         try:
-            load = await answer_of(f"load of {self.name}", self.handle.load.remote(), LOAD_DEADLINE_S)
+            load = await look_of(f"load of {self.name}", self.handle.load.remote(), LOAD_DEADLINE_S)
         except PsrlError:
             return None
         return InstanceLoad(

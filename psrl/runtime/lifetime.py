@@ -16,6 +16,8 @@ from psrl.runtime.cluster import RayProcesses, ray_of
 from psrl.runtime.run_record import RunRecord
 from psrl.runtime.shutdown import StopRequest, stop_cluster
 from psrl.runtime.startup import start_cluster
+from psrl.runtime.supervision import UNITS
+from psrl.runtime.watchdog import Watchdog
 
 Result = TypeVar("Result")
 Work = Callable[[Cluster, asyncio.Event], Coroutine[Any, Any, None]]
@@ -67,6 +69,7 @@ async def _start_and_work(
         return
     watching = asyncio.create_task(supervisor.run(), name="supervisor")
     working = asyncio.create_task(work(cluster, stop), name="work")
+    watchdog = asyncio.create_task(Watchdog(UNITS, stall_s=config.psrl.deadlines.stall_s, tell=record.stalled).run(), name="watchdog")
     try:
         done, _ = await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
         if working in done and working.exception() is not None:
@@ -75,7 +78,7 @@ async def _start_and_work(
             watching.result()
         working.result()
     finally:
-        await end_tasks({watching, working}, config.psrl.deadlines.shutdown_s)
+        await end_tasks({watching, working, watchdog}, config.psrl.deadlines.shutdown_s)
 
 
 async def unless_stopped(work: Coroutine[Any, Any, Result], stop: asyncio.Event) -> Result | None:

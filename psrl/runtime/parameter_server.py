@@ -12,7 +12,7 @@ import ray
 from psrl.errors import ActorDiedError, ProcessDiedError
 from psrl.protocols import WeightManifest
 from psrl.runtime.kept_actor import KeptActor
-from psrl.runtime.supervision import answer_of
+from psrl.runtime.supervision import answer_of, look_of
 from psrl.types import PolicyVersion
 
 NUM_KEPT = 2
@@ -68,4 +68,4 @@ class ParameterServer:
 
     async def up(self, what: str, until: float) -> ray.actor.ActorHandle:
         """The actor, once it is up; `until` is in `time.monotonic`'s seconds. DeadlineError: it was not, for `what`."""
-        return await answer_of(f"{what}: the parameter server", self.actor.until_up(), until - time.monotonic())
+        return await look_of(f"{what}: the parameter server", self.actor.until_up(), until - time.monotonic())

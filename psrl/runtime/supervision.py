@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable
+import itertools
+import time
+from collections.abc import Awaitable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Never, TypeVar
 
 import ray
@@ -21,13 +25,63 @@ GRACE_FOR_THE_CAUSE_S = 1.5
 """After the first loss, until what was lost before it is looked for."""
 
 
-async def answer_of(what: str, awaitable: Awaitable[Result], deadline_s: float | None) -> Result:
-    """What another process (or thread) answers, or an error with a name.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """Something that the driver waits for."""
+
+    what: str
+    """And who holds it."""
+    began_s: float
+    """`time.monotonic`."""
+    deadline_s: float
+
+
+class UnitsInFlight:
+    """What the driver waits for now: every `answer_of` that has not ended."""
+
+    def __init__(self) -> None:
+        self._units: dict[int, Unit] = {}
+        self._numbers = itertools.count()
+        self.num_ended = 0
+        """Since the program's start: the measure of progress."""
+
+    @contextmanager
+    def unit(self, what: str, deadline_s: float) -> Iterator[None]:
+        """In flight while the body runs."""
+        number = next(self._numbers)
+        self._units[number] = Unit(what=what, began_s=time.monotonic(), deadline_s=deadline_s)
+        try:
+            yield
+        finally:
+            del self._units[number]
+            self.num_ended += 1
+
+    def oldest(self) -> list[Unit]:
+        """All of them, the oldest first."""
+        return sorted(self._units.values(), key=lambda unit: unit.began_s)
+
+
+UNITS = UnitsInFlight()
+"""Of this process."""
+
+
+async def answer_of(what: str, awaitable: Awaitable[Result], deadline_s: float) -> Result:
+    """What another process (or thread) answers, or an error with a name. It is among the units in flight meanwhile.
 
     Args:
         what: The unit in flight and who holds it, such as "step 3 in train worker 0".
         awaitable: A coroutine or a Ray reference.
-        deadline_s: Seconds; None only for a watch, whose end is its subject's.
+        deadline_s: Seconds.
+
+    Raises:
+        PsrlError: See `look_of`.
+    """
+    with UNITS.unit(what, deadline_s):
+        return await look_of(what, awaitable, deadline_s)
+
+
+async def look_of(what: str, awaitable: Awaitable[Result], deadline_s: float | None) -> Result:
+    """As `answer_of`, for what is no work of the run: pings, loads, and watches (None: they end with their subject).
 
     Raises:
         DeadlineError: It did not end in time.
@@ -71,7 +125,7 @@ async def end_of(actor: ray.actor.ActorHandle, *, suspected: asyncio.Event | Non
     suspected = suspected or asyncio.Event()
     while True:
         try:
-            await answer_of("ping", actor.__ray_ready__.remote(), silent_after_s)
+            await look_of("ping", actor.__ray_ready__.remote(), silent_after_s)
         except DeadlineError:
             return f"it answered nothing for {silent_after_s:g} s"
         except ActorDiedError as error:
@@ -123,7 +177,7 @@ class Supervisor:
         try:
             await asyncio.wait({*watching, *keeping}, return_when=asyncio.FIRST_COMPLETED)
             # What the others lean on (Ray, say) is often found to be gone a moment later.
-            await asyncio.wait(watching, timeout=GRACE_FOR_THE_CAUSE_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(watching, timeout=GRACE_FOR_THE_CAUSE_S)
             for task, name in watching.items():
                 if task.done():
                     raise ProcessDiedError(f"{name} died: {task.result()}")

@@ -1,14 +1,18 @@
 """Deadlines and deaths have names."""
 
 import asyncio
+import re
+from typing import Never
 
 import pytest
 
-from psrl.errors import ConfigError, DeadlineError, EngineError, ProcessDiedError, WeightSyncError
+from psrl.errors import ConfigError, DeadlineError, ProcessDiedError, PsrlError, WeightSyncError
+from psrl.processes.kept import RestartHistory, RestartLimit
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.runtime.kept_replica import check_report
 from psrl.runtime.lifetime import cause_in, unless_stopped
-from psrl.runtime.supervision import Supervisor, answer_of
+from psrl.runtime.supervision import Supervisor, UnitsInFlight, answer_of
+from psrl.runtime.watchdog import Watchdog
 
 
 def test_a_unit_that_does_not_end_is_named():
@@ -19,18 +23,103 @@ def test_a_unit_that_does_not_end_is_named():
     asyncio.run(run())
 
 
-def test_the_first_death_is_named():
-    async def dies() -> None:
-        raise EngineError("replica 1 ended with code -9")
+async def lives() -> str:
+    await asyncio.Event().wait()
+    raise AssertionError("unreachable")
 
+
+async def ends_after(turns: int, cause: str) -> str:
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    return cause
+
+
+async def is_given_up(error: PsrlError) -> Never:
+    raise error
+
+
+def test_the_first_death_is_named():
     async def run():
         supervisor = Supervisor()
-        supervisor.watch("train worker 0", asyncio.Event().wait())
-        supervisor.watch("engine replica 1", dies())
-        with pytest.raises(ProcessDiedError, match="engine replica 1 died: replica 1 ended with code -9"):
-            await asyncio.wait_for(supervisor.run(), 1)
+        supervisor.watch("train worker 0", lives())
+        supervisor.watch("TransferQueue's controller", ends_after(1, "the process ended"))
+        with pytest.raises(ProcessDiedError, match="TransferQueue's controller died: the process ended"):
+            await asyncio.wait_for(supervisor.run(), 10)
 
     asyncio.run(run())
+
+
+def test_of_what_died_together_the_one_that_the_others_lean_on_is_named():
+    async def run():
+        supervisor = Supervisor()
+        supervisor.watch("Ray", ends_after(20, "its raylet ended"))
+        supervisor.watch("train worker 0", ends_after(1, "the process ended"))
+        supervisor.keep("agent worker 0", is_given_up(ProcessDiedError("agent worker 0 died 4 times")))
+        with pytest.raises(ProcessDiedError, match="Ray died: its raylet ended"):
+            await asyncio.wait_for(supervisor.run(), 10)
+
+    asyncio.run(run())
+
+
+def test_a_process_that_is_given_up_ends_the_watch_with_its_history():
+    async def run():
+        supervisor = Supervisor()
+        supervisor.watch("train worker 0", lives())
+        supervisor.keep("agent worker 0", is_given_up(ProcessDiedError("agent worker 0 died 4 times")))
+        with pytest.raises(ProcessDiedError, match="agent worker 0 died 4 times"):
+            await asyncio.wait_for(supervisor.run(), 10)
+
+    asyncio.run(run())
+
+
+def test_a_process_may_end_as_often_as_its_limit_says_and_then_all_causes_are_told():
+    now = [0.0]
+    history = RestartHistory("agent worker 0", RestartLimit(max_restarts=2, window_s=100.0), clock=lambda: now[0])
+    history.ended("killed at 0")
+    now[0] = 90.0
+    history.ended("killed at 90")
+    now[0] = 101.0  # the first is out of the window
+    history.ended("killed at 101")
+    now[0] = 110.0
+    with pytest.raises(
+        ProcessDiedError, match=r"died 3 times within 100 s, the last time: killed at 110 \(before: 20 s ago: killed at 90; 9 s"
+    ):
+        history.ended("killed at 110")
+    assert history.num_restarts == 3
+
+
+def test_without_restarts_the_first_death_is_the_end():
+    with pytest.raises(ProcessDiedError, match=r"^gateway died: killed$"):
+        RestartHistory("gateway", RestartLimit(max_restarts=0)).ended("killed")
+
+
+def test_the_watchdog_says_what_is_awaited_and_when_it_fails_once_nothing_ends():
+    units, told = UnitsInFlight(), asyncio.Queue()
+
+    async def run():
+        watching = asyncio.create_task(Watchdog(units, stall_s=0.05, tell=told.put_nowait).run())
+        with units.unit("group t7 in agent worker 1", deadline_s=90.0):
+            report = await asyncio.wait_for(told.get(), 10)
+        watching.cancel()
+        return report
+
+    assert re.search(r"nothing has ended for 0 s; awaited: group t7 in agent worker 1 \(0 s, fails after 90 s\)", asyncio.run(run()))
+
+
+def test_the_watchdog_is_silent_while_units_end_and_when_there_is_none():
+    units, told = UnitsInFlight(), []
+
+    async def run():
+        watching = asyncio.create_task(Watchdog(units, stall_s=0.2, tell=told.append).run())
+        with units.unit("a long one", deadline_s=90.0):
+            for _ in range(20):
+                with units.unit("a short one", deadline_s=90.0):
+                    await asyncio.sleep(0.02)
+        await asyncio.sleep(0.3)
+        watching.cancel()
+
+    asyncio.run(run())
+    assert told == []
 
 
 def test_a_dead_process_is_the_cause_of_what_followed_from_it():
