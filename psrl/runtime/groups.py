@@ -20,7 +20,7 @@ from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
 from psrl.config.rollout import RolloutConfig
 from psrl.config.rollout_gateway import RolloutGatewayConfig
 from psrl.config.sandbox import SandboxConfig, engine_url_of
-from psrl.data_plane import KVBatchMeta, Partition, oldest_version_of, rows_of
+from psrl.data_plane import DataPlane, KVBatchMeta, Partition, oldest_version_of, rows_of
 from psrl.data_plane.memory import meta_of
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpGenerator
@@ -128,10 +128,11 @@ class GroupResult:
 class AgentWorker:
     """Plays groups. Owns tokenizer, tools, sandboxes and graders of one process."""
 
-    def __init__(self, settings: AgentWorkerSettings) -> None:
+    def __init__(self, settings: AgentWorkerSettings, *, data_plane: DataPlane | None = None) -> None:
+        """Rows go to `data_plane`, None: to the run's TransferQueue."""
         self._settings = settings
         make_importable(settings.import_folder)
-        self._data_plane = TransferQueueDataPlane(deadline_s=settings.data_plane_deadline_s, startup_deadline_s=settings.startup_deadline_s)
+        self._data_plane = data_plane
         self._sandboxes = BackendSandboxes(settings.sandbox)
         self._program_runner: ProgramRunner = build_interpreter(settings.sandbox)
         self._is_runner_used = False
@@ -169,8 +170,11 @@ class AgentWorker:
 
     async def connect(self, endpoints: Endpoints) -> None:
         """Attach to engines, gateway and data plane."""
-        await asyncio.to_thread(self._data_plane.connect)
         s = self._settings
+        if self._data_plane is None:
+            queue = TransferQueueDataPlane(deadline_s=s.data_plane_deadline_s, startup_deadline_s=s.startup_deadline_s)
+            await asyncio.to_thread(queue.connect)
+            self._data_plane = queue
         self._generator = HttpGenerator(
             endpoints.generate_urls,
             request_timeout_s=s.gen_rollout.request_timeout_s,
@@ -248,6 +252,7 @@ class AgentWorker:
         return await self._generator.move([ticket.uid for ticket in play.tickets], instance)
 
     async def _result(self, request: GroupRequest, members: Sequence[Member], *, is_cancelled: bool) -> GroupResult:
+        assert self._data_plane is not None, "connect() comes first"
         kept = [] if is_cancelled else [member.episode for member in members if member.episode is not None]
         rows = [] if request.tickets[0].is_validation else [row for episode in kept for row in rows_of(episode)]
         meta = await asyncio.to_thread(self._data_plane.put, rows) if rows else meta_of([], Partition.TRAIN)
