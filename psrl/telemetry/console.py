@@ -28,6 +28,8 @@ SHORT_USE = {
     TimeUse.REWARD: "reward",
     TimeUse.TRAINING: "train",
     TimeUse.SYNC: "sync",
+    TimeUse.SAVING: "save",
+    TimeUse.VALIDATION: "val",
     TimeUse.IDLE: "idle",
 }
 

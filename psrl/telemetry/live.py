@@ -51,6 +51,8 @@ USE_STYLE = {
     TimeUse.REWARD: "magenta",
     TimeUse.TRAINING: "green",
     TimeUse.SYNC: "cyan",
+    TimeUse.SAVING: "bright_cyan",
+    TimeUse.VALIDATION: "bright_magenta",
     TimeUse.IDLE: "bright_black",
 }
 BUSY_CELL, IDLE_CELL = "▆", "·"
@@ -285,7 +287,7 @@ class LiveDisplay:
 
 
 def share_bar(metrics: Mapping[str, float]) -> Text:
-    """The six shares of a step's time as one bar of coloured cells.
+    """The shares of a step's time as one bar of coloured cells.
 
     Example:
         generation 0.5, training 0.5 -> nine blue cells, then nine green ones.

@@ -127,12 +127,15 @@ class TimeUse(StrEnum):
     REWARD = "reward"
     TRAINING = "training"
     SYNC = "sync"
+    SAVING = "saving"
+    VALIDATION = "validation"
+    """Waiting for the validation before, so that another can begin or a checkpoint be made; it stops nobody otherwise."""
     IDLE = "idle"
     """None of the others was going on."""
 
 
 def time_share(use: TimeUse) -> str:
-    """Name of the share of the step's wall time that went to `use`; the six add up to 1."""
+    """Name of the share of the step's wall time that went to `use`; they add up to 1."""
     return f"time/share/{use.value}"
 
 

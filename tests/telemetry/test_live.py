@@ -78,7 +78,7 @@ def test_without_a_terminal_there_is_one_line_per_step():
 def test_the_view_fits_the_screen(width, height):
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
     live = LiveDisplay(title="retool_tiny", total_steps=100, model="0.9M", console=console, run_folder=Path("runs/x/y"))
-    shares = {names.time_share(use): 1 / 6 for use in names.TimeUse}
+    shares = {names.time_share(use): 1 / len(names.TimeUse) for use in names.TimeUse}
     for step in range(1, 30):
         live.step({names.REWARD_MEAN: step / 30, names.ACCURACY_MEAN: 0.5, names.TOOL_RATE: 1.0, names.STEP_SECONDS: 1.0, **shares}, step)
     live.validation({names.VAL_GREEDY_ACCURACY: 0.5, names.VAL_MEAN_AT_N_ACCURACY: 0.5}, 29)

@@ -60,7 +60,7 @@ def run_of(root, recipe, episode_of, *, text="What is 2+3?", with_tool=True, pie
     writer = TrajectoryWriter(folder.trajectories)
     log.log({names.VAL_GREEDY_ACCURACY: 0.5, names.VAL_MEAN_AT_N_ACCURACY: 0.25}, step=0)
     for step in range(1, 6):
-        shares = dict.fromkeys(names.TimeUse, 1 / 6)
+        shares = dict.fromkeys(names.TimeUse, 1 / len(names.TimeUse))
         log.log(
             {
                 names.REWARD_MEAN: step / 5,

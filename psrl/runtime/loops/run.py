@@ -30,6 +30,8 @@ from psrl.runtime.loops.validate import ValidationLoop
 from psrl.runtime.resume_point import Reissue, ResumePoint
 from psrl.runtime.run_record import RunRecord
 from psrl.staleness import Coordinator, CoordinatorSettings, StalenessLedger
+from psrl.telemetry.names import TimeUse
+from psrl.telemetry.spans import TimeShares
 from psrl.types import PolicyVersion
 
 MAX_ARRIVALS = 1024
@@ -97,12 +99,14 @@ class RunLoops:
             done=record.validation,
             hold_deadline_s=config.psrl.deadlines.weight_sync_s,
         )
+        self._shares = TimeShares()
         self._train = TrainLoop(
             board=self._board,
             data_plane=cluster.data_plane,
             workers=cluster.train_workers,
             push=lambda version: cluster.push_weights(version, config.psrl.deadlines.weight_sync_s),
             after_step=self._after_step,
+            shares=self._shares,
             meters=StepMeters(
                 take_metrics=(self._assemble.take_metrics, self._sync.take_metrics, self._tend.take_metrics),
                 take_standing_s=self._sync.take_standing_s,
@@ -164,13 +168,15 @@ class RunLoops:
         self._record.step(metrics, step)
         self._record.trained(ready, step)
         is_to_be_saved = trainer.save_freq > 0 and step % trainer.save_freq == 0
-        if self._wants_validation(step):
-            await unless_stopped(self._validate.begin(step, PolicyVersion(ready.consumed.version + 1)), self._stop)
-        elif is_to_be_saved:
-            # A checkpoint holds no older weights, so after a resume nobody could make their validation again.
-            await unless_stopped(self._validate.finish(), self._stop)
+        with self._shares.span(TimeUse.VALIDATION):
+            if self._wants_validation(step):
+                await unless_stopped(self._validate.begin(step, PolicyVersion(ready.consumed.version + 1)), self._stop)
+            elif is_to_be_saved:
+                # A checkpoint holds no older weights, so after a resume nobody could make their validation again.
+                await unless_stopped(self._validate.finish(), self._stop)
         if is_to_be_saved:
-            await self._save(self._cluster, self.point())
+            with self._shares.span(TimeUse.SAVING):
+                await self._save(self._cluster, self.point())
 
     def _wants_validation(self, step: int) -> bool:
         trainer = self._config.trainer

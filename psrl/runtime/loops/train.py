@@ -44,12 +44,13 @@ class TrainLoop:
         workers: Sequence[ray.actor.ActorHandle],
         push: Callable[[PolicyVersion], Awaitable[None]],
         after_step: Callable[[int, ReadyBuffer, dict[str, float]], Awaitable[None]],
+        shares: TimeShares,
         meters: StepMeters,
         activity: Callable[[str], None],
         step_deadline_s: float,
         stop: asyncio.Event,
     ) -> None:
-        """`after_step` shows, validates and saves; replicas take the new weights meanwhile."""
+        """`after_step` shows, validates and saves, and books its waits in `shares`; replicas take the new weights meanwhile."""
         self._board = board
         self._data_plane = data_plane
         self._workers = workers
@@ -59,7 +60,7 @@ class TrainLoop:
         self._activity = activity
         self._step_deadline_s = step_deadline_s
         self._stop = stop
-        self._shares = TimeShares()
+        self._shares = shares
 
     async def run(self, *, first_step: int, last_step: int) -> int:
         """Steps `first_step` to `last_step`, both included; the number of the last one done (less after a stop)."""
