@@ -1,4 +1,4 @@
-"""What `psrl simulate` is told of the time that things take: options, or a run folder, or a run folder with some of it said otherwise."""
+"""What `psrl simulate` is told of the time that things take: options, a run folder, or a run folder with some of it said otherwise."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import Any
 from psrl.errors import ConfigError
 from psrl.simulation import Failures, Workload, measured_workload
 from psrl.simulation.instance import Pace
+from psrl.simulation.measured import MeasuredEpisodes
 from psrl.simulation.workload import DrawnEpisodes
 from psrl.types.latency import Latency
 
 RATES = {"replica": "replica_per_s", "worker": "worker_per_s", "episode": "episode_share"}
 SECONDS = ("train", "push", "rest", "sync", "pause")
-OF_EPISODES = ("turn", "tokens", "turns", "tool", "reward", "token_s", "token_s_per_sequence")
+SAY_TURNS = ("turn", "tokens", "token_s")
+OF_EPISODES = ("turns", "tool", "reward", "token_s_per_sequence")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,17 +47,16 @@ def read_workload(options: WorkloadOptions, run: Path | None) -> Workload:
     Raises:
         ConfigError: An option cannot be read or has no effect, or nothing says how long turns or updates take.
     """
-    if run is not None:
-        said = [_flag(name) for name in OF_EPISODES if getattr(options, name) is not None]
-        if said:
-            rule = "has no effect with --from, whose episodes are taken whole"
-            raise ConfigError(key=said[0], value=str(run), rule=rule, fix=f"leave out {said[0]} or --from")
-        workload = measured_workload(run)
+    measured = None if run is None else measured_workload(run)
+    has_turns = any(getattr(options, name) is not None for name in SAY_TURNS)
+    if measured is None and options.train is None:
+        rule = "nothing says how long an update takes"
+        raise ConfigError(key="--train", value=None, rule=rule, fix="write --train 3.0, or --from RUN_FOLDER")
+    if measured is None or has_turns:
+        workload = _with_turns(measured, options)
     else:
-        if options.train is None:
-            rule = "nothing says how long an update takes"
-            raise ConfigError(key="--train", value=None, rule=rule, fix="write --train 3.0, or --from RUN_FOLDER")
-        workload = _drawn(options)
+        _refuse_parts_of_episodes(options, run)
+        workload = measured
     seconds: dict[str, Any] = {name: _latency(name, text) for name in SECONDS if (text := getattr(options, name)) is not None}
     workload = replace(workload, **seconds)
     if options.equal_share is not None:
@@ -63,7 +64,16 @@ def read_workload(options: WorkloadOptions, run: Path | None) -> Workload:
     return replace(workload, failures=_failures(options, workload.failures))
 
 
-def _drawn(options: WorkloadOptions) -> Workload:
+def _refuse_parts_of_episodes(options: WorkloadOptions, run: Path | None) -> None:
+    for name in OF_EPISODES:
+        if getattr(options, name) is not None:
+            rule = "has no effect with --from alone, whose episodes are taken whole"
+            fix = f"leave out {_flag(name)}, or say how long turns are too (--turn, or --tokens and --token-s)"
+            raise ConfigError(key=_flag(name), value=str(run), rule=rule, fix=fix)
+
+
+def _with_turns(measured: Workload | None, options: WorkloadOptions) -> Workload:
+    """Turns as the options say; grading as measured, where it was and they do not say it."""
     in_tokens = options.token_s is not None
     work = options.tokens if in_tokens else options.turn
     if work is None or (in_tokens and options.turn is not None):
@@ -80,17 +90,24 @@ def _drawn(options: WorkloadOptions) -> Workload:
             key=_flag("tokens" if in_tokens else "turn"), value=work, rule=rule, fix="give it a positive, finite mean (max=...)"
         )
     few, many = _turns(options.turns or "1")
+    grading = _latency("reward", options.reward or "0")
+    if options.reward is None and measured is not None and isinstance(measured.episodes, MeasuredEpisodes):
+        grading = measured.episodes.grading()
     episodes = DrawnEpisodes(
         turn=turn,
         tool=_latency("tool", options.tool or "0"),
-        reward=_latency("reward", options.reward or "0"),
+        reward=grading,
         min_turns=few,
         max_turns=many,
         tokens=_latency("tokens", options.tokens or "0"),
         is_work_in_tokens=in_tokens,
     )
-    pace = Pace(base_s=_positive("--token-s", options.token_s or 1.0), per_running_s=options.token_s_per_sequence or 0.0)
-    return Workload(episodes=episodes, pace=pace, tokens_per_work=1.0 if in_tokens else episodes.tokens.mean() / turn.mean())
+    return replace(
+        measured or Workload(episodes=episodes),
+        episodes=episodes,
+        pace=Pace(base_s=_positive("--token-s", options.token_s or 1.0), per_running_s=options.token_s_per_sequence or 0.0),
+        tokens_per_work=1.0 if in_tokens else episodes.tokens.mean() / turn.mean(),
+    )
 
 
 def _failures(options: WorkloadOptions, measured: Failures) -> Failures:

@@ -42,6 +42,10 @@ class MeasuredEpisodes:
             drawn += rng.sample(group, min(len(group), num_members - len(drawn)))
         return drawn
 
+    def grading(self) -> Latency:
+        """Of its episodes, with all that was neither generation nor tools."""
+        return Latency.empirical(tuple(plan.reward_s for group in self.groups for plan in group))
+
 
 def measured_workload(run: Path) -> Workload:
     """What took time in the run of this folder.
