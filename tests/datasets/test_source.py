@@ -1,5 +1,6 @@
 """The order of tasks depends on data, seed and position only."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from psrl.config.data import DataConfig, GeneratorConfig
-from psrl.datasets.source import SourceReport, TaskSource, build_source
-from psrl.errors import ConfigError
+from psrl.datasets.source import SourceReport, TaskSource, build_source, fingerprint_of, uids_given
+from psrl.errors import CheckpointError, ConfigError
 from psrl.types import Message, Role, Task, TaskUid
 
 REPORT = SourceReport(num_train=0, num_val=0, bad_row_counts={}, num_overlong=0)
@@ -56,6 +57,33 @@ def test_the_order_survives_a_resume_at_any_place(count, before, after, shuffle)
         unbroken.next_tasks(size)
     resumed.load_state_dict(unbroken.state_dict())
     assert uids(resumed.next_tasks(after)) == uids(unbroken.next_tasks(after))
+
+
+def test_other_tasks_of_the_same_number_are_refused_wherever_they_lie():
+    moved = source(10)
+    moved.load_state_dict(source(10).state_dict())
+    changed = tasks(10)
+    changed[3] = dataclasses.replace(changed[3], ground_truth="4")
+    other = TaskSource(changed, [], shuffle=True, seed=1, report=REPORT)
+    with pytest.raises(ConfigError, match="not those of the checkpoint"):
+        other.load_state_dict(source(10).state_dict())
+    assert fingerprint_of(tasks(10)) != fingerprint_of(tasks(10)[::-1]), "their order counts"
+
+
+@given(count=st.integers(1, 8), num_given=st.integers(0, 30), shuffle=st.booleans())
+def test_a_task_is_found_by_its_uid_and_a_state_says_which_were_given(count, num_given, shuffle):
+    it = source(count, shuffle=shuffle)
+    some = it.next_tasks(num_given)
+    state = json.loads(json.dumps(it.state_dict()))
+    assert uids_given(state) == uids(some)
+    assert [it.task_of(task.uid) for task in some] == some
+    assert it.state_dict() == state, "looking a task up takes none"
+
+
+@pytest.mark.parametrize("uid", ["train-0-10", "val-0-1", "train-0", "", "train-0-1-e0"])
+def test_a_uid_that_is_no_task_is_an_error_that_names_it(uid):
+    with pytest.raises(CheckpointError, match=f"{uid} is none of the 10 training tasks"):
+        source(10).task_of(uid)
 
 
 @pytest.mark.parametrize("other", [source(11), source(10, seed=2), source(10, shuffle=False)])

@@ -1,5 +1,7 @@
 """Run folders: layout, collisions, finding the run to resume."""
 
+import subprocess
+import sys
 from datetime import datetime, timedelta
 
 import pytest
@@ -38,6 +40,7 @@ def test_the_latest_run_with_a_checkpoint_is_not_hidden_by_a_start_that_failed(t
     assert RunFolder.latest(tmp_path, "gsm8k") == failed
     assert RunFolder.latest(tmp_path, "gsm8k", with_checkpoint=True) == good
     (failed.checkpoints / "step_1.unfinished").mkdir()
+    (failed.checkpoints / "step_2.damaged").mkdir()
     assert RunFolder.latest(tmp_path, "gsm8k", with_checkpoint=True) == good
 
 
@@ -60,3 +63,28 @@ def test_opening_what_is_no_run_says_so(tmp_path):
         RunFolder.open(tmp_path)
     run = RunFolder.create(tmp_path, "gsm8k", STARTED)
     assert RunFolder.open(run.path) == run
+
+
+def test_a_run_is_held_by_one_process_until_that_is_gone_however_it_went(tmp_path):
+    run = RunFolder.create(tmp_path, "gsm8k", STARTED)
+    program = (
+        "import sys; from pathlib import Path; from psrl.telemetry.run_folder import RunFolder\n"
+        "RunFolder(Path(sys.argv[1])).hold(); print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, run.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match="still going on in another process"):
+            run.hold()
+        holder.kill()
+    run.hold()
+
+
+def test_a_record_that_has_nothing_to_cut_is_not_written_again(tmp_path):
+    run = RunFolder.create(tmp_path, "gsm8k", STARTED)
+    run.cut(3, run.log_lengths())
+    run.metrics.write_text('{"step": 3, "metrics": {}}\n')
+    before = run.metrics.stat().st_ino
+    run.cut(3, run.log_lengths())
+    assert run.metrics.stat().st_ino == before
+    run.cut(2, run.log_lengths())
+    assert run.metrics.read_text() == ""
