@@ -363,8 +363,12 @@ class ReplicaControl(Protocol):
         """Go on after a pause."""
 
     @abstractmethod
-    async def update_weights(self, manifest: WeightManifest) -> WeightReport:
-        """Load a version while paused; the prefix cache of older weights is dropped."""
+    async def stage_weights(self, manifest: WeightManifest) -> WeightReport:
+        """Find and check a version; what is served stays, and turns go on."""
+
+    @abstractmethod
+    async def finish_weights(self, version: PolicyVersion) -> WeightReport:
+        """Serve the staged version from the next token on; no key of older weights is used again."""
 
     @abstractmethod
     async def version(self) -> PolicyVersion:

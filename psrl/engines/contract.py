@@ -27,6 +27,8 @@ class TurnRequest:
     request_id: str
     token_ids: list[int]  # [P]
     sampling: SamplingParams
+    priority: int = 0
+    """Requests with a lower one leave the queue first; those with the same one as they came."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +54,8 @@ class EngineLoad:
     num_sampled_tokens: int
     cache_usage: float
     """Share of the KV cache that holds something, 0 to 1."""
+    tokens_per_s: float
+    """Sampled, over the last two seconds."""
 
 
 class TurnFailure(StrEnum):
@@ -97,7 +101,7 @@ class EngineCore(Protocol):
         """Go on."""
 
     def stage_weights(self, manifest: WeightManifest) -> Future[WeightReport]:
-        """Find and check a version without serving it. WeightSyncError when it is not whole or does not fit."""
+        """Find and check a version without serving it; turns go on meanwhile. WeightSyncError when it is not whole or does not fit."""
 
     def commit_weights(self, version: PolicyVersion) -> Future[WeightReport]:
         """Serve the staged version from the next step on. WeightSyncError when another or none is staged."""

@@ -183,9 +183,12 @@ def read_turn_request(body: dict[str, Any], core: EngineCore) -> TurnRequest:
         seed=seed,
         stop_token_ids=tuple(stop_ids),
     )
+    priority = body.get("priority", 0)
+    if type(priority) is not int:
+        raise BadRequest("priority", f"priority must be an integer, got {priority!r}")
     # A client may send an id twice (a retry); when the first hangs up, only that one must end.
     own_id = f"{body.get('request_id', '')}#{next(_own_ids)}"
-    return TurnRequest(request_id=own_id, token_ids=ids, sampling=sampling)
+    return TurnRequest(request_id=own_id, token_ids=ids, sampling=sampling, priority=priority)
 
 
 def turn_json(request: TurnRequest, turn: SampledTurn) -> dict[str, Any]:
@@ -235,6 +238,7 @@ def prometheus_text(core: EngineCore) -> str:
         "running": ("gauge", load.num_running),
         "waiting": ("gauge", load.num_waiting),
         "cache_usage": ("gauge", load.cache_usage),
+        "tokens_per_s": ("gauge", load.tokens_per_s),
         "prompt_tokens_total": ("counter", load.num_prompt_tokens),
         "cached_tokens_total": ("counter", load.num_cached_tokens),
         "sampled_tokens_total": ("counter", load.num_sampled_tokens),

@@ -9,17 +9,26 @@ import sys
 
 import uvicorn
 
-from psrl.engines.contract import EngineCore
+from psrl.engines.contract import EngineCore, PauseMode
 from psrl.engines.server import build_app
-from psrl.processes.serving import BACKLOG, KEEP_ALIVE_S, bound_socket
+from psrl.processes.serving import BACKLOG, KEEP_ALIVE_S, add_serving_arguments, bound_socket
 
 SWITCH_INTERVAL_S = 0.0005
 """The decode thread must not wait for the HTTP thread's default slice of 5 ms after each kernel."""
 
 
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every engine takes: `--max-num-seqs`, `--paused`, and what every server process takes."""
+    parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences decoded at once; others wait")
+    parser.add_argument("--paused", action="store_true", help="begin as after /pause?mode=keep: requests wait until /resume")
+    add_serving_arguments(parser)
+
+
 def serve(core: EngineCore, arguments: argparse.Namespace) -> None:
-    """Answer the contract until SIGTERM or SIGINT. `arguments` has those of `processes.serving.add_serving_arguments`."""
+    """Answer the contract until SIGTERM or SIGINT. `arguments` has those of `add_engine_arguments`."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    if arguments.paused:
+        core.pause(PauseMode.KEEP, clear_cache=False)
     settings = uvicorn.Config(
         build_app(core),
         log_level="warning",

@@ -14,7 +14,8 @@ def engine_command(model: ModelConfig, rollout: RolloutConfig) -> list[str]:
     """Command line of the engine that `rollout.name` chooses."""
     if rollout.name == "scripted":
         assert rollout.script_path is not None, "cross checks ask for script_path"
-        return [sys.executable, "-m", "psrl.engines.scripted", "--script", rollout.script_path]
+        slots = ("--max-num-seqs", str(rollout.max_num_seqs))
+        return [sys.executable, "-m", "psrl.engines.scripted", "--script", rollout.script_path, *slots]
     return [
         *(sys.executable, "-m", "psrl.engines.torch"),
         *("--model-path", model.path),

@@ -1,5 +1,5 @@
 """One suite for every engine, through real HTTP."""
-# ruff: noqa: ASYNC110, ASYNC230 (polling the metrics route is the point; the files are tiny)
+# ruff: noqa: ASYNC110 (polling the metrics route is the point)
 
 import asyncio
 import dataclasses
@@ -9,7 +9,8 @@ import pytest
 
 from psrl.engine_client.client import HttpReplica
 from psrl.errors import EngineError
-from psrl.parameter_server.transports.shared_memory import remove, write_version
+from psrl.parameter_server.push import publish_tensors
+from psrl.parameter_server.transports.shared_memory import open_version
 from psrl.types import FinishReason, GenerateRequest, SamplingParams
 from tests.engines.tiny_models import save_tiny_qwen3
 
@@ -45,7 +46,7 @@ async def until_sampled(replica, count, *, since):
 
 @pytest.fixture(scope="module")
 def next_versions(tmp_path_factory):
-    """Manifests of other weights under increasing versions, written to shared memory."""
+    """Manifests of other weights under increasing versions, in shared memory."""
     from safetensors.torch import load_file
 
     folder = save_tiny_qwen3(tmp_path_factory.mktemp("next"), seed=2)
@@ -53,12 +54,12 @@ def next_versions(tmp_path_factory):
     written = []
 
     def write(version):
-        written.append(write_version(tmp_path_factory.mktemp("shm"), tensors.items(), version))
-        return written[-1]
+        written.append(publish_tensors(tensors, version))
+        return written[-1].manifest
 
     yield write
-    for manifest in written:
-        remove(manifest)
+    for shared in written:
+        shared.close()
 
 
 def test_a_turn_has_ids_logprobs_and_versions_of_the_asked_length(engine_url):
@@ -176,8 +177,9 @@ def test_an_update_inside_a_turn_gives_two_version_spans_and_a_report(engine_url
         before = (await replica.metrics())["psrl_engine_sampled_tokens_total"]
         running = asyncio.create_task(replica.generate(turn(max_tokens=400)))
         await until_sampled(replica, 5, since=before)
+        await replica.stage_weights(manifest)
         await replica.pause("keep")
-        report = await replica.update_weights(manifest)
+        report = await replica.finish_weights(manifest.version)
         await replica.resume()
         return old, manifest, report, await running, await replica.version()
 
@@ -190,20 +192,20 @@ def test_an_update_inside_a_turn_gives_two_version_spans_and_a_report(engine_url
     assert len(generation.token_ids) == 400
 
 
-def test_a_damaged_version_is_refused_and_the_old_one_stays(engine_url, next_versions):
+def test_a_damaged_version_is_refused_and_the_old_one_stays(engine_url, next_versions, tmp_path):
     async def body(replica):
         before = await replica.weight_info()
         manifest = next_versions(before and int(before["weight_version"]) + 1)
-        path = manifest.location["path"]
-        with open(path, "r+b") as file:
-            file.seek(100)
-            byte = file.read(1)
-            file.seek(100)
-            file.write(bytes([byte[0] ^ 1]))
-        with pytest.raises(EngineError, match="checksum"):
-            await replica.update_weights(manifest)
-        with pytest.raises(EngineError, match="cannot map"):
-            await replica.update_weights(dataclasses.replace(manifest, location={"transport": "shared_memory", "path": path + "x"}))
+        damaged = bytearray(open_version(manifest).tobytes())
+        damaged[100] ^= 1
+        (tmp_path / "damaged").write_bytes(damaged)
+        place = {"path": str(tmp_path / "damaged"), "inode": str((tmp_path / "damaged").stat().st_ino)}
+        for location, cause in (place, "checksum"), ({"path": "/nowhere"}, "cannot map"), ({"inode": "1"}, "no longer there"):
+            moved = dataclasses.replace(manifest, location=manifest.location | location)
+            with pytest.raises(EngineError, match=cause):
+                await replica.stage_weights(moved)
+            with pytest.raises(EngineError, match="staged is None"):
+                await replica.finish_weights(manifest.version)
         return before, await replica.weight_info(), await replica.generate(turn())
 
     before, after, generation = with_replica(engine_url, body)

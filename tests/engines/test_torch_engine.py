@@ -13,7 +13,7 @@ from psrl.engines.torch.architecture import read_architecture
 from psrl.engines.torch.core import TorchCore
 from psrl.engines.torch.weights import load_folder
 from psrl.errors import EngineError, WeightSyncError
-from psrl.parameter_server.transports.shared_memory import remove, write_version
+from psrl.parameter_server.push import publish_tensors
 from psrl.types import SamplingParams
 from tests.engines.tiny_models import save_tiny_qwen2, save_tiny_qwen3
 from tests.real_models import smollm2_path
@@ -150,13 +150,13 @@ def test_after_an_update_nothing_of_the_old_weights_is_served(core, tmp_path):
     generate(core, [prompt])
     folder = save_tiny_qwen3(tmp_path, seed=5)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    manifest = write_version(tmp_path, model.state_dict().items(), 3)  # with lm_head.weight, which is tied
+    shared = publish_tensors(model.state_dict(), 3)  # with lm_head.weight, which is tied
     box = queue.Queue()
     core.submit(TurnRequest(request_id="x", token_ids=prompt, sampling=SamplingParams(max_tokens=400, seed=1)), box.put)
     core.pause(PauseMode.KEEP, clear_cache=False).result(WAIT_S)
-    core.stage_weights(manifest).result(WAIT_S)
+    core.stage_weights(shared.manifest).result(WAIT_S)
     report = core.commit_weights(3).result(WAIT_S)
-    remove(manifest)
+    shared.close()
     core.resume().result(WAIT_S)
     assert (report.num_matched, report.num_expected) == (24, 24)  # embedding, final norm, 2 layers of 11
     (fresh,) = generate(core, [prompt])
@@ -169,7 +169,7 @@ def test_after_an_update_nothing_of_the_old_weights_is_served(core, tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["missing", "unknown", "shape"])
-def test_an_update_that_does_not_fit_names_the_tensor(core, tmp_path, qwen3_folder, damage):
+def test_an_update_that_does_not_fit_names_the_tensor(core, qwen3_folder, damage):
     tensors = dict(AutoModelForCausalLM.from_pretrained(qwen3_folder, dtype=torch.float32).state_dict())
     if damage == "missing":
         del tensors["model.norm.weight"]
@@ -177,9 +177,9 @@ def test_an_update_that_does_not_fit_names_the_tensor(core, tmp_path, qwen3_fold
         tensors["model.extra.weight"] = torch.zeros(2)
     else:
         tensors["model.norm.weight"] = torch.zeros(2)
-    manifest = write_version(tmp_path, tensors.items(), 1)
+    shared = publish_tensors(tensors, 1)
     with pytest.raises(WeightSyncError, match=r"model\.(norm|extra)\.weight"):
-        core.stage_weights(manifest).result(WAIT_S)
+        core.stage_weights(shared.manifest).result(WAIT_S)
     with pytest.raises(WeightSyncError, match="staged is None"):
         core.commit_weights(1).result(WAIT_S)
     assert core.weight_report().version == 0

@@ -1,6 +1,10 @@
-"""Layout, checksum, shared memory and the version store."""
+"""Layout, checksum and shared memory."""
 
 import dataclasses
+import os
+import resource
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psrl.errors import WeightSyncError
-from psrl.parameter_server.layout import checksum, lay_out, pack, read_tensors
-from psrl.parameter_server.transports.shared_memory import open_version, remove, write_buffer, write_version
-from psrl.parameter_server.versions import VersionStore
+from psrl.parameter_server.checksum import checksum
+from psrl.parameter_server.layout import lay_out, pieces_of, read_tensors
+from psrl.parameter_server.push import publish_tensors
+from psrl.parameter_server.transports.shared_memory import open_version, publish
 
 TENSORS = [
     ("a", torch.arange(3.0)),
@@ -41,34 +46,92 @@ def test_any_flipped_bit_changes_the_checksum(bit):
     assert before != after
 
 
-def test_what_was_written_is_read_back_without_a_copy(tmp_path):
-    manifest = write_version(tmp_path, TENSORS, 4)
-    buffer = open_version(manifest)
-    assert checksum(buffer) == manifest.checksum
-    read = read_tensors(buffer, manifest)
+def num_open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_what_was_written_is_read_back_without_a_copy():
+    shared = publish_tensors(dict(TENSORS), 4)
+    buffer = open_version(shared.manifest)
+    assert checksum(buffer) == shared.manifest.checksum
+    read = read_tensors(buffer, shared.manifest)
     assert all(torch.equal(read[name], tensor) and read[name].dtype == tensor.dtype for name, tensor in TENSORS)
     assert read["c"].data_ptr() == buffer.ctypes.data + 128
-    remove(manifest)
-    remove(manifest)
+    shared.close()
+    shared.close()
     assert torch.equal(read["a"], TENSORS[0][1])
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(WeightSyncError, match="cannot map"):
+        open_version(shared.manifest)
 
 
-def test_a_push_that_fails_leaves_no_file(tmp_path):
+def test_a_published_version_cannot_be_changed_by_anyone():
+    shared = publish_tensors(dict(TENSORS), 4)
+    with pytest.raises(PermissionError), open(shared.manifest.location["path"], "r+b") as file:
+        file.write(b"x")
+    with pytest.raises(PermissionError):
+        os.truncate(shared.manifest.location["path"], 10)
+    mine = read_tensors(open_version(shared.manifest), shared.manifest)["a"]
+    mine.zero_()
+    assert torch.equal(read_tensors(open_version(shared.manifest), shared.manifest)["a"], TENSORS[0][1])
+    shared.close()
+
+
+def test_a_push_that_fails_leaves_nothing_open():
     manifest = lay_out(TENSORS, version=1)
-    with pytest.raises(WeightSyncError, match="bytes"):
-        write_buffer(tmp_path, manifest, np.zeros(10, np.uint8))
-    blocked = tmp_path / "file"
-    blocked.write_text("")
-    with pytest.raises(WeightSyncError, match="cannot write"):
-        write_buffer(blocked, manifest, np.zeros(manifest.total_bytes, np.uint8))
-    assert list(tmp_path.iterdir()) == [blocked]
+    before = num_open_files()
+    with pytest.raises(WeightSyncError, match="not given"):
+        publish(manifest, pieces_of(TENSORS[:1], manifest))
+    with pytest.raises(WeightSyncError, match="arrived with checksum"):
+        publish(dataclasses.replace(manifest, checksum="crc32x8m:0:192"), pieces_of(TENSORS, manifest))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))  # stands for memory that runs out
+    try:
+        with pytest.raises(WeightSyncError, match=r"cannot hold version 1 \(192 bytes\) in memory"):
+            publish(manifest, pieces_of(TENSORS, manifest))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert num_open_files() == before
 
 
-def test_a_cut_file_is_refused(tmp_path):
-    manifest = write_version(tmp_path, TENSORS, 1)
+def test_a_cut_version_is_refused():
+    shared = publish_tensors(dict(TENSORS), 1)
     with pytest.raises(WeightSyncError, match="192 bytes"):
-        open_version(dataclasses.replace(manifest, total_bytes=256))
+        open_version(dataclasses.replace(shared.manifest, total_bytes=256))
+    shared.close()
+
+
+def test_another_file_in_the_place_of_a_version_is_refused():
+    first = publish_tensors(dict(TENSORS), 1)
+    first.close()
+    second = publish_tensors(dict(TENSORS), 2)  # gets the first one's number
+    assert second.manifest.location["path"] == first.manifest.location["path"]
+    with pytest.raises(WeightSyncError, match="no longer there"):
+        open_version(first.manifest)
+    second.close()
+
+
+OWNER = """
+import sys, torch
+from psrl.parameter_server.push import publish_tensors
+shared = publish_tensors({"a": torch.ones(1000)}, 1)
+print(shared.manifest.location["path"], shared.manifest.location["inode"], shared.manifest.checksum, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_another_process_maps_it_and_nothing_stays_when_the_owner_is_killed():
+    names_before = set(os.listdir("/dev/shm"))
+    with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
+        path, inode, expected = owner.stdout.readline().split()
+        manifest = lay_out([("a", torch.ones(1000))], version=1)
+        manifest = dataclasses.replace(manifest, location={"transport": "shared_memory", "path": path, "inode": inode})
+        buffer = open_version(manifest)
+        owner.kill()
+        owner.wait(10)
+    assert checksum(buffer) == expected
+    with pytest.raises(WeightSyncError, match="cannot map"):
+        open_version(manifest)
+    assert set(os.listdir("/dev/shm")) == names_before
 
 
 @pytest.mark.parametrize(
@@ -79,48 +142,7 @@ def test_a_cut_file_is_refused(tmp_path):
         ([*TENSORS[:-1], ("c", torch.zeros(2))], "c is"),
     ],
 )
-def test_packing_other_tensors_than_laid_out_is_refused(tensors, cause):
+def test_writing_other_tensors_than_laid_out_is_refused(tensors, cause):
     manifest = lay_out(TENSORS, version=1)
     with pytest.raises(WeightSyncError, match=cause):
-        pack(tensors, manifest, np.zeros(manifest.total_bytes, np.uint8))
-
-
-def manifest_of(version):
-    return lay_out([], version=version)
-
-
-def test_a_push_is_seen_only_after_its_commit_and_the_oldest_falls_out():
-    store = VersionStore[str](keep=2)
-    with pytest.raises(WeightSyncError, match="no version"):
-        store.latest()
-    for version in (1, 2):
-        store.begin_push(version)
-        assert version not in store.versions
-        assert store.commit_push(manifest_of(version), f"ref{version}") == ()
-    store.begin_push(3)
-    store.abort_push()
-    assert store.latest().reference == "ref2"
-    store.begin_push(3)
-    (dropped,) = store.commit_push(manifest_of(3), "ref3")
-    assert (dropped.reference, store.versions) == ("ref1", (2, 3))
-    with pytest.raises(WeightSyncError, match="not held"):
-        store.get(1)
-
-
-def test_one_writer_or_many_readers_never_both():
-    store = VersionStore[str](keep=1)
-    store.begin_push(1)
-    for forbidden in (lambda: store.begin_push(2), store.begin_pull, lambda: store.commit_push(manifest_of(9), "")):
-        with pytest.raises(WeightSyncError):
-            forbidden()
-    store.commit_push(manifest_of(1), "one")
-    assert store.begin_pull().reference == store.begin_pull(1).reference == "one"
-    store.end_pull(1)
-    with pytest.raises(WeightSyncError, match="being pulled"):
-        store.begin_push(2)
-    store.end_pull(1)
-    with pytest.raises(WeightSyncError, match="not being pulled"):
-        store.end_pull(1)
-    with pytest.raises(WeightSyncError, match="not newer"):
-        store.begin_push(1)
-    store.begin_push(2)
+        publish(manifest, pieces_of(tensors, manifest))

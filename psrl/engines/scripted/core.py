@@ -1,25 +1,29 @@
 """The scripted engine without its HTTP face: one thread that emits tokens when they are due.
 
 Consumes: requests and commands. Waits for: the next due token. Unblocked by: any submit or command, and `close`. A turn without
-latencies is answered inside `submit`.
-Weights are checked as the manifest says (file, size, checksum) and thrown away.
+latencies is answered inside `submit`, where a slot is free.
+Weights of any version are checked as the manifest says (place, size, checksum) and thrown away; tokens carry the version.
 """
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 import threading
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from psrl.engines.contract import EngineLoad, PauseMode, SampledTurn, TurnDone, TurnFailure, TurnRequest
-from psrl.engines.scripted.script import Script, ScriptedFailure, ScriptedTurn
+from psrl.engines.rate import TokenRate
+from psrl.engines.scripted.script import Answer as ScriptedAnswer
+from psrl.engines.scripted.script import Script, ScriptedFailure, ScriptedTurn, turn_begins_at
 from psrl.errors import EngineError, WeightSyncError
+from psrl.parameter_server.checksum import checksum
+from psrl.parameter_server.transports.shared_memory import open_version
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.types import FinishReason, PolicyVersion
 
@@ -34,33 +38,33 @@ class PlayedTurn:
 
     request: TurnRequest
     script: ScriptedTurn
-    ids: list[int]
-    """Before they repeat; as many as logprobs."""
-    logprobs: list[float]
+    answer: ScriptedAnswer
     on_done: TurnDone
-    due: float
-    """When the next token comes."""
+    due: float = 0.0
+    """When the next token comes; set when it gets a slot."""
     versions: list[int] = field(default_factory=list)
     """Of the tokens emitted so far."""
 
     def sampled(self, reason: FinishReason) -> SampledTurn:
         """What was emitted so far."""
-        count = len(self.versions)
-        repeats = -(-count // len(self.ids)) if count else 0
-        token_ids, logprobs = (self.ids * repeats)[:count], (self.logprobs * repeats)[:count]
+        count, ids, logprobs = len(self.versions), self.answer.ids, self.answer.logprobs
+        repeats = -(-count // len(ids)) if count else 0
+        token_ids, logprobs = (ids * repeats)[:count], (logprobs * repeats)[:count]
         return SampledTurn(token_ids=token_ids, logprobs=logprobs, versions=self.versions, finish_reason=reason)
 
 
 class ScriptedCore:
     """Implements `contract.EngineCore`."""
 
-    def __init__(self, script: Script, *, model_name: str = "scripted") -> None:
-        """Answers from now on."""
+    def __init__(self, script: Script, *, model_name: str = "scripted", max_num_seqs: int = 256) -> None:
+        """Answers `max_num_seqs` turns at once from now on; others wait, by priority and as they came."""
         self.model_name, self.max_model_len, self.vocab_size = model_name, script.max_model_len, script.vocab_size
         self.failure: str | None = None
         self._script = script
         self._running: dict[PlayedTurn, None] = {}  # in order of arrival
-        self._queued: dict[PlayedTurn, None] = {}
+        self._queued: list[PlayedTurn] = []  # by priority, then as they came
+        self._max_num_seqs = max_num_seqs
+        self._rate = TokenRate()
         self._due: list[tuple[float, int, PlayedTurn]] = []
         """Heap of the running turns' next tokens; turns that ended are skipped when their time comes."""
         self._entries = itertools.count()
@@ -80,20 +84,11 @@ class ScriptedCore:
             if self._is_closing:
                 return on_done(TurnFailure.ERROR)
             try:
-                script = self._script.turn_for(request.token_ids, number=self._num_requests)
+                played = self._played(request, on_done)
             except EngineError:
                 return on_done(TurnFailure.ERROR)
-            self._num_requests += not script.when_prompt_contains
-            self._num_prompt += len(request.token_ids)
-            ids, logprobs = script.answer_to(request.token_ids)
-            played = PlayedTurn(request, script, ids, logprobs, on_done, due=time.monotonic() + script.latency_s)
-            if self._paused_at is not None:
-                self._queued[played] = None
-                return
-            self._running[played] = None
-            self._emit(played, time.monotonic())
-            if self._due and self._due[0][2] is played:
-                self._wake.notify()
+            bisect.insort(self._queued, played, key=lambda one: one.request.priority)  # behind its equals
+            self._fill()
 
     def abort(self, request_ids: Sequence[str] | None) -> Future[int]:
         """See the contract."""
@@ -145,6 +140,7 @@ class ScriptedCore:
             num_cached_tokens=0,
             num_sampled_tokens=self._num_sampled,
             cache_usage=0.0,
+            tokens_per_s=self._rate.per_s(),
         )
 
     def close(self) -> None:
@@ -155,7 +151,7 @@ class ScriptedCore:
             self._wake.notify()
         self._thread.join(JOIN_TIMEOUT_S)
         unfinished = [*self._running, *self._queued]
-        self._running, self._queued = {}, {}
+        self._running, self._queued = {}, []
         for played in unfinished:
             played.on_done(TurnFailure.ERROR)
 
@@ -169,15 +165,41 @@ class ScriptedCore:
                         played = heapq.heappop(self._due)[2]
                         if played in self._running:
                             self._emit(played, now)
+                    self._fill()
                     if not self._running:
                         self._end_drain()
                     if self._due:
                         wait_s = min(wait_s, max(0.0, self._due[0][0] - time.monotonic()))
                 self._wake.wait(wait_s)
 
+    def _played(self, request: TurnRequest, on_done: TurnDone) -> PlayedTurn:
+        """What this request will be given: the script's turn, or what is left of it when the prompt ends with a part of it."""
+        ids, seed = request.token_ids, -1 if request.sampling.seed is None else request.sampling.seed
+        begins_at = turn_begins_at(ids, self._script.turn_header)
+        script = self._script.turn_for(ids[:begins_at], number=self._num_requests)
+        answer = script.answer_to(ids[:begins_at], seed).after(ids[begins_at:], repeats=script.finish_reason is None)
+        if answer is None:
+            script = self._script.turn_for(ids, number=self._num_requests)
+            answer = script.answer_to(ids, seed)
+        self._num_requests += not script.when_prompt_contains
+        self._num_prompt += len(ids)
+        return PlayedTurn(request, script, answer, on_done)
+
+    def _fill(self) -> None:
+        """Give free slots to those that wait."""
+        while self._queued and self._paused_at is None and len(self._running) < self._max_num_seqs:
+            played = self._queued.pop(0)
+            now = time.monotonic()
+            played.due = now + played.answer.latency_s
+            self._running[played] = None
+            self._emit(played, now)
+            if self._due and self._due[0][2] is played:
+                self._wake.notify()
+
     def _emit(self, played: PlayedTurn, now: float) -> None:
         """The tokens that are due; then the turn ends or waits for its next one."""
-        request, script, ids, versions = played.request, played.script, played.ids, played.versions
+        request, script, ids, versions = played.request, played.script, played.answer.ids, played.versions
+        num_before = len(versions)
         if script.failure is ScriptedFailure.HANG:
             return
         if script.failure is not None and played.due <= now:
@@ -187,25 +209,38 @@ class ScriptedCore:
         limit = min(request.sampling.max_tokens, self.max_model_len - len(request.token_ids))
         while played.due <= now:
             token = ids[len(versions) % len(ids)]
-            versions.append(self._report.version + bisect_right(script.new_version_at, len(versions)))
-            self._num_sampled += 1
-            played.due += script.per_token_s
+            versions.append(self._report.version + bisect.bisect_right(script.new_version_at, len(versions)))
+            played.due += played.answer.per_token_s
             if token in stop_ids:
-                return self._finish(played, FinishReason.STOP)
-            if script.finish_reason is not None and len(versions) == last:
-                return self._finish(played, script.finish_reason)
-            if len(versions) >= limit:
-                return self._finish(played, FinishReason.LENGTH)
+                reason = FinishReason.STOP
+            elif script.finish_reason is not None and len(versions) == last:
+                reason = script.finish_reason
+            elif len(versions) >= limit:
+                reason = FinishReason.LENGTH
+            else:
+                continue
+            self._count(len(versions) - num_before)
+            return self._finish(played, reason)
+        self._count(len(versions) - num_before)
         heapq.heappush(self._due, (played.due, next(self._entries), played))
 
+    def _count(self, num_tokens: int) -> None:
+        if num_tokens:
+            self._num_sampled += num_tokens
+            self._rate.add(num_tokens)
+
     def _finish(self, played: PlayedTurn, reason: FinishReason) -> None:
-        del (self._running if played in self._running else self._queued)[played]
+        if played in self._running:
+            del self._running[played]
+        else:
+            self._queued.remove(played)
         played.on_done(played.sampled(reason))
 
     def _abort(self, request_ids: Sequence[str] | None) -> int:
         meant = [one for one in [*self._running, *self._queued] if request_ids is None or one.request.request_id in request_ids]
         for played in meant:
             self._finish(played, FinishReason.ABORT)
+        self._fill()
         if not self._running:
             self._end_drain()
         return len(meant)
@@ -224,25 +259,17 @@ class ScriptedCore:
         self._end_drain()
         for played in self._running:
             played.due += stood_s
-        for played in self._queued:
-            played.due = time.monotonic() + played.script.latency_s
-        self._running |= self._queued
-        self._queued = {}
         self._due = []
         for played in list(self._running):
             self._emit(played, time.monotonic())
+        self._fill()
 
     def _stage(self, manifest: WeightManifest) -> WeightReport:
-        # Imported by the first update: torch would take most of an engine's start and of its memory.
-        from psrl.parameter_server.layout import checksum, read_tensors
-        from psrl.parameter_server.transports.shared_memory import open_version
-
         self._staged = None
-        buffer = open_version(manifest)
-        found = checksum(buffer)
+        found = checksum(open_version(manifest))
         if found != manifest.checksum:
             raise WeightSyncError(f"version {manifest.version} has checksum {found}, its manifest says {manifest.checksum}")
-        count = len(read_tensors(buffer, manifest))
+        count = len(manifest.tensors)
         self._staged = WeightReport(version=manifest.version, num_matched=count, num_expected=count, checksum=found)
         return self._staged
 

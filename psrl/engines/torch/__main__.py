@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from psrl.engines.serving import serve
+from psrl.engines.serving import add_engine_arguments, serve
 from psrl.errors import EngineError
-from psrl.processes.serving import add_serving_arguments, die_with_parent
+from psrl.processes.serving import die_with_parent
 
 MEMORY_SHARE = 0.8
 """Of the free memory that the KV cache may take."""
@@ -20,13 +20,12 @@ def main() -> int:
     began = time.perf_counter()
     parser = argparse.ArgumentParser(prog="psrl.engines.torch")
     parser.add_argument("--model-path", type=Path, required=True, help="Hugging Face folder with config.json and *.safetensors")
-    parser.add_argument("--max-num-seqs", type=int, default=64, help="sequences decoded at once")
     parser.add_argument("--num-cache-slots", type=int, default=None, help="ended turns whose keys are kept; default max-num-seqs")
     parser.add_argument("--max-model-len", type=int, default=None, help="default: the model's own, at most 2048")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--num-threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    add_serving_arguments(parser)
+    add_engine_arguments(parser)
     arguments = parser.parse_args()
     if arguments.parent_pid is not None:
         die_with_parent(arguments.parent_pid)

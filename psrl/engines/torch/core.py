@@ -3,12 +3,14 @@
 Consumes: requests and commands from its inbox. Waits for: the inbox, when nothing can run. Unblocked by: any submit or command, and
 by `close`. Everything but the inbox belongs to the thread; commands run between two steps.
 
-A new version drops all keys: sequences that run on (pause mode `keep`) are computed again from their tokens, so every token is
-sampled from exactly the version that it is marked with.
+A new version is made ready in a thread of its own while decoding goes on, and takes the place of the old one between two steps. It
+drops all keys: sequences that run on (pause mode `keep`) are computed again from their tokens, so every token is sampled from exactly
+the version that it is marked with.
 """
 
 from __future__ import annotations
 
+import bisect
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ import numpy as np
 import torch
 
 from psrl.engines.contract import EngineLoad, PauseMode, SampledTurn, TurnDone, TurnFailure, TurnRequest
+from psrl.engines.rate import TokenRate
 from psrl.engines.torch.architecture import Architecture
 from psrl.engines.torch.forward import Batch, Forward, Span
 from psrl.engines.torch.sampling import sample, uniforms
@@ -63,14 +66,15 @@ class TorchCore:
         num_slots = max_num_seqs + num_cache_slots
         dtype, device = weights.embedding.dtype, weights.embedding.device
         cache = allocate_cache(shape, num_slots=num_slots, max_len=max_model_len, dtype=dtype, device=device)
-        self._weights, self._max_num_seqs, self._num_threads = weights, max_num_seqs, num_threads
+        self._max_num_seqs, self._num_threads = max_num_seqs, num_threads
         self._slots = SlotTable(cache, num_slots=num_slots, max_len=max_model_len)
         self._forward = Forward(weights, cache, max_len=max_model_len)
         self._running: list[Running] = []  # index = slot
-        self._waiting: deque[Running] = deque()
+        self._waiting: list[Running] = []  # by priority, then as they came
         self._is_paused = False
         self._drained: list[Future[None]] = []  # pauses with `wait`, ended when nothing runs
         self._update = WeightUpdate(weights)
+        self._rate = TokenRate()
         self._seeds = np.random.default_rng()
         self._num_prompt = self._num_cached = self._num_sampled = 0
         self._inbox: deque[Callable[[], None]] = deque()
@@ -94,7 +98,7 @@ class TorchCore:
             limit=min(len(request.token_ids) + sampling.max_tokens, self.max_model_len),
             stop_ids=np.array(sampling.stop_token_ids, np.int64),
         )
-        self._post(lambda: self._waiting.append(sequence), refused=lambda: on_done(TurnFailure.ERROR))
+        self._post(lambda: self._queue(sequence), refused=lambda: on_done(TurnFailure.ERROR))
 
     def abort(self, request_ids: Sequence[str] | None) -> Future[int]:
         """See the contract."""
@@ -118,7 +122,7 @@ class TorchCore:
             if clear_cache:
                 self._slots.clear_idle()
 
-        self._post(begin, refused=lambda: done.set_exception(EngineError(self.failure or "engine is closed")))
+        self._post(begin, refused=self._refusal(done))
         return done
 
     def resume(self) -> Future[None]:
@@ -131,8 +135,10 @@ class TorchCore:
         return self._command(go_on)
 
     def stage_weights(self, manifest: WeightManifest) -> Future[WeightReport]:
-        """See the contract. The version stays mapped, not copied, until it is committed."""
-        return self._command(lambda: self._update.stage(manifest))
+        """See the contract. A version that was staged and not committed is forgotten."""
+        done: Future[WeightReport] = Future()
+        self._post(lambda: self._update.stage(manifest, done, self._post), refused=self._refusal(done))
+        return done
 
     def commit_weights(self, version: PolicyVersion) -> Future[WeightReport]:
         """See the contract."""
@@ -144,7 +150,7 @@ class TorchCore:
 
     def weight_report(self) -> WeightReport:
         """See the contract."""
-        return self._update.report
+        return self._update.served.report
 
     def load(self) -> EngineLoad:
         """Counts now; taken without waiting for the step under way."""
@@ -155,6 +161,7 @@ class TorchCore:
             num_cached_tokens=self._num_cached,
             num_sampled_tokens=self._num_sampled,
             cache_usage=self._slots.usage,
+            tokens_per_s=self._rate.per_s(),
         )
 
     def close(self) -> None:
@@ -218,10 +225,13 @@ class TorchCore:
         if not self._running:
             self._end_drain()
 
+    def _queue(self, sequence: Running) -> None:
+        bisect.insort(self._waiting, sequence, key=lambda one: one.request.priority)  # behind its equals
+
     def _admit(self) -> None:
         held_back: list[Running] = []
         while self._waiting and len(self._running) < self._max_num_seqs:
-            sequence = self._waiting.popleft()
+            sequence = self._waiting.pop(0)
             match = self._slots.match(sequence.prompt)
             if match.num_coming >= match.num_tokens + MIN_SHARED_TOKENS:
                 held_back.append(sequence)  # its prefix is being computed: copy it after this step
@@ -231,7 +241,7 @@ class TorchCore:
             sequence.num_cached = match.num_tokens
             self._num_prompt += len(sequence.prompt)
             self._num_cached += match.num_tokens
-        self._waiting.extendleft(reversed(held_back))
+        self._waiting[:0] = held_back
 
     def _plan(self) -> tuple[Batch, np.ndarray]:
         """The tokens to compute now: one of each sequence that decodes, then prompts up to the budget."""
@@ -303,9 +313,10 @@ class TorchCore:
         )
         slots.tokens[rows, ends] = ids
         slots.logprobs[rows, ends] = logprobs
-        slots.versions[rows, ends] = self._update.report.version
+        slots.versions[rows, ends] = self._update.served.report.version
         slots.num_tokens[rows] += 1
         self._num_sampled += len(rows)
+        self._rate.add(len(rows))
         finished = []
         for slot, sequence, token, end in zip(rows.tolist(), sequences, ids.tolist(), ends.tolist(), strict=True):
             if token in sequence.request.sampling.stop_token_ids:
@@ -340,7 +351,7 @@ class TorchCore:
         for slot in reversed(aborted):
             self._finish(slot, FinishReason.ABORT)
         queued = [sequence for sequence in self._waiting if is_meant(sequence)]
-        self._waiting = deque(sequence for sequence in self._waiting if not is_meant(sequence))
+        self._waiting = [sequence for sequence in self._waiting if not is_meant(sequence)]
         for sequence in queued:
             sequence.on_done(SampledTurn(finish_reason=FinishReason.ABORT))
         if not self._running:
@@ -354,9 +365,12 @@ class TorchCore:
         self._drained.clear()
 
     def _commit(self, version: PolicyVersion) -> WeightReport:
-        report = self._update.commit(version)
+        report = self._update.commit(version, self._forward.use)
         self._slots.clear_all()
         return report
+
+    def _refusal(self, done: Future[Answer]) -> Callable[[], None]:
+        return lambda: done.set_exception(EngineError(self.failure or "engine is closed"))
 
     def _post(self, command: Callable[[], None], *, refused: Callable[[], None]) -> None:
         with self._wake:
@@ -377,5 +391,5 @@ class TorchCore:
             except (RuntimeError, ValueError) as error:  # torch's, such as memory that runs out
                 done.set_exception(EngineError(f"{type(error).__name__}: {error}"))
 
-        self._post(run, refused=lambda: done.set_exception(EngineError(self.failure or "engine is closed")))
+        self._post(run, refused=self._refusal(done))
         return done

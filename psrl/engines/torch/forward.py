@@ -72,6 +72,10 @@ class Forward:
         self._device = device
         self._range = torch.arange(max_len, device=device)
 
+    def use(self, weights: Weights) -> None:
+        """Other weights of the same architecture, dtype and device from the next pass on; keys of older ones must be forgotten."""
+        self._weights = weights
+
     def logits(self, batch: Batch) -> torch.Tensor:
         """[R, V] float32."""
         shape = self._weights.shape

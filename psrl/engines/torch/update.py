@@ -1,12 +1,19 @@
-"""Taking over a new version of the weights: first checked whole, then copied between two steps."""
+"""Staging: a new version is found, checked whole and made ready to serve, beside the one that is served."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
 import torch
 
-from psrl.engines.torch.weights import Weights
-from psrl.errors import WeightSyncError
-from psrl.parameter_server.layout import checksum, read_tensors
+from psrl.engines.torch.architecture import Architecture
+from psrl.engines.torch.weights import Weights, num_parameters
+from psrl.errors import EngineError, WeightSyncError
+from psrl.parameter_server.checksum import checksum
+from psrl.parameter_server.layout import read_tensors
 from psrl.parameter_server.transports.shared_memory import open_version
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.types import PolicyVersion
@@ -15,45 +22,77 @@ CHECKSUM_OF_START = "start"
 """Reported until the first update: the starting weights came from a folder."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Version:
+    """Weights that can be served."""
+
+    weights: Weights
+    report: WeightReport
+
+
+Post = Callable[..., None]
+"""`post(command, refused=...)`: have the engine's thread run `command` between two steps, or run `refused` when it has ended."""
+
+
 class WeightUpdate:
-    """The served version and at most one staged one, which is mapped and not copied."""
+    """The served version and at most one staged one. Belongs to the engine's thread, which is held up by neither of its methods."""
 
     def __init__(self, weights: Weights) -> None:
-        """`weights` hold version 0."""
-        count = len(weights.named)
-        self._weights = weights
-        self.report = WeightReport(version=PolicyVersion(0), num_matched=count, num_expected=count, checksum=CHECKSUM_OF_START)
-        self._staged: tuple[dict[str, torch.Tensor], WeightReport] | None = None
+        """`weights` are version 0."""
+        count = num_parameters(weights.shape)
+        report = WeightReport(version=PolicyVersion(0), num_matched=count, num_expected=count, checksum=CHECKSUM_OF_START)
+        self.served = Version(weights=weights, report=report)
+        self._staged: Version | None = None
+        self._one_at_a_time = threading.Lock()
 
-    def stage(self, manifest: WeightManifest) -> WeightReport:
-        """Map a version and check it; what is served stays as it is.
-
-        Raises:
-            WeightSyncError: The file is gone or cut, the checksum differs, or tensors do not fit.
-        """
+    def stage(self, manifest: WeightManifest, done: Future[WeightReport], post: Post) -> None:
+        """Begin to make a version ready in a thread of its own; `done` ends with its report, EngineError or WeightSyncError."""
         self._staged = None
-        buffer = open_version(manifest)
-        found = checksum(buffer)
-        if found != manifest.checksum:
-            raise WeightSyncError(f"version {manifest.version} has checksum {found}, its manifest says {manifest.checksum}")
-        tensors = read_tensors(buffer, manifest)
-        num_matched = self._weights.check(tensors)
-        num_expected = len(self._weights.named)
-        report = WeightReport(version=manifest.version, num_matched=num_matched, num_expected=num_expected, checksum=found)
-        self._staged = (tensors, report)
-        return report
+        weights = self.served.weights
 
-    def commit(self, version: PolicyVersion) -> WeightReport:
-        """Serve the staged version.
+        def make_ready() -> None:
+            torch.set_num_threads(1)  # the setting belongs to the calling thread; decoding goes on beside it
+            try:
+                with self._one_at_a_time, torch.inference_mode():
+                    version = checked(manifest, weights.shape, dtype=weights.embedding.dtype, device=weights.embedding.device)
+            except WeightSyncError as error:
+                return done.set_exception(error)
+            except (RuntimeError, ValueError) as error:  # torch's, such as memory that runs out
+                return done.set_exception(EngineError(f"{type(error).__name__}: {error}"))
+            return post(lambda: self._accept(version, done), refused=lambda: done.set_exception(EngineError("engine is closed")))
+
+        threading.Thread(target=make_ready, name="weight-staging", daemon=True).start()
+
+    def commit(self, version: PolicyVersion, use: Callable[[Weights], None]) -> WeightReport:
+        """Serve the staged version; `use` makes the forward pass take its weights and let go of the old ones.
 
         Raises:
             WeightSyncError: Another version is staged, or none.
         """
-        if self._staged is None or self._staged[1].version != version:
-            staged = None if self._staged is None else self._staged[1].version
+        if self._staged is None or self._staged.report.version != version:
+            staged = None if self._staged is None else self._staged.report.version
             raise WeightSyncError(f"version {version} cannot be finished: staged is {staged}")
-        tensors, report = self._staged
-        self._staged = None
-        self._weights.copy_from(tensors)
-        self.report = report
-        return report
+        retired = [self.served]
+        self.served, self._staged = self._staged, None
+        use(self.served.weights)
+        threading.Thread(target=retired.clear, name="weight-retirement", daemon=True).start()  # giving memory back takes time
+        return self.served.report
+
+    def _accept(self, version: Version, done: Future[WeightReport]) -> None:
+        self._staged = version
+        done.set_result(version.report)
+
+
+def checked(manifest: WeightManifest, shape: Architecture, *, dtype: torch.dtype, device: torch.device) -> Version:
+    """Map a version and check it. On the CPU, in the same dtype, the weights stay where they lie: nothing is copied.
+
+    Raises:
+        WeightSyncError: The version is gone or cut, the checksum differs, or tensors do not fit.
+    """
+    buffer = open_version(manifest)
+    found = checksum(buffer)
+    if found != manifest.checksum:
+        raise WeightSyncError(f"version {manifest.version} has checksum {found}, its manifest says {manifest.checksum}")
+    weights = Weights.of(shape, read_tensors(buffer, manifest), dtype=dtype, device=device)
+    count = num_parameters(shape)
+    return Version(weights=weights, report=WeightReport(version=manifest.version, num_matched=count, num_expected=count, checksum=found))

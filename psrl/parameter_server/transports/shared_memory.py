@@ -1,95 +1,116 @@
-"""Weight versions as files of shared memory: written once, mapped by every replica on the node.
+"""Weight versions in shared memory that has no name: written once on a node, mapped by every replica there.
 
-Invariant: a file under its final name is complete. A push writes under a temporary name and renames, so one that fails half-way is
-never seen. A mapping stays valid after `remove`.
+Invariant: what a manifest points to is complete and can't change: the file is sealed before its manifest exists. It lives as long as
+its owner holds it or a replica has it mapped, and no longer, however these processes end: nothing of it lies in any folder.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import mmap
 import os
-import uuid
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
-import torch
 
 from psrl.errors import WeightSyncError
-from psrl.parameter_server.layout import checksum, lay_out, pack
+from psrl.parameter_server.checksum import checksum
 from psrl.protocols import WeightManifest
-from psrl.types import PolicyVersion
 
 TRANSPORT = "shared_memory"
-DEFAULT_FOLDER = Path("/dev/shm")
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+Pieces = Iterable[tuple[int, np.ndarray]]
+"""(offset, bytes [size] uint8) of the flat buffer; what lies between them is zero."""
 
 
-def write_version(folder: Path, named_tensors: Iterable[tuple[str, torch.Tensor]], version: PolicyVersion) -> WeightManifest:
-    """Lay out, pack and publish one version; the manifest says where it lies.
+class SharedVersion:
+    """One version that this process offers to others on its node."""
+
+    def __init__(self, manifest: WeightManifest, fd: int) -> None:
+        """Made by `publish`."""
+        self.manifest = manifest
+        self._fd = fd
+
+    def close(self) -> None:
+        """Offer it no longer; may be called twice. Replicas that have it mapped keep it until they let go."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def publish(manifest: WeightManifest, pieces: Pieces) -> SharedVersion:
+    """Write a version into shared memory.
+
+    Args:
+        manifest: From `layout.lay_out`. Where it already has a checksum, the bytes must have it.
+        pieces: The whole version, such as `layout.pieces_of(tensors, manifest)`.
+
+    Returns:
+        The version, whose manifest has checksum and location.
 
     Raises:
-        WeightSyncError: The file cannot be written, such as shared memory being full.
+        WeightSyncError: Memory is short, or the bytes have another checksum.
     """
-    named = list(named_tensors)
-    manifest = lay_out(named, version=version)
-    buffer = np.zeros(manifest.total_bytes, dtype=np.uint8)
-    pack(named, manifest, buffer)
-    return write_buffer(folder, dataclasses.replace(manifest, checksum=checksum(buffer)), buffer)
-
-
-def write_buffer(folder: Path, manifest: WeightManifest, buffer: memoryview | np.ndarray) -> WeightManifest:
-    """Publish a packed buffer; returns the manifest with its location.
-
-    Raises:
-        WeightSyncError: The buffer has another size than the manifest, or the file cannot be written.
-    """
-    flat = np.frombuffer(buffer, dtype=np.uint8)
-    if flat.nbytes != manifest.total_bytes:
-        raise WeightSyncError(f"buffer has {flat.nbytes} bytes, the manifest of version {manifest.version} says {manifest.total_bytes}")
-    unique = uuid.uuid4().hex[:12]
-    final = folder / f"psrl-weights-{manifest.version}-{unique}"
-    partial = folder / f".{final.name}.partial"
+    fd = os.memfd_create(f"psrl-weights-{manifest.version}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    shared = SharedVersion(dataclasses.replace(manifest, location=_location_of(fd)), fd)
+    is_complete = False
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(partial, "xb") as file:
-            file.write(flat.data)
-        os.rename(partial, final)
+        os.truncate(fd, manifest.total_bytes)
+        for offset, piece in pieces:
+            _write(fd, piece, offset)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        found = checksum(open_version(shared.manifest))
+        if manifest.checksum not in ("", found):
+            raise WeightSyncError(f"version {manifest.version} arrived with checksum {found}, its manifest says {manifest.checksum}")
+        shared.manifest = dataclasses.replace(shared.manifest, checksum=found)
+        is_complete = True
     except OSError as error:
-        if partial.exists():
-            partial.unlink()
-        raise WeightSyncError(f"cannot write version {manifest.version} ({flat.nbytes} bytes) to {final}: {error}") from error
-    return dataclasses.replace(manifest, location={"transport": TRANSPORT, "path": str(final)})
+        raise WeightSyncError(f"cannot hold version {manifest.version} ({manifest.total_bytes} bytes) in memory: {error}") from error
+    finally:
+        if not is_complete:
+            shared.close()
+    return shared
 
 
 def open_version(manifest: WeightManifest) -> np.ndarray:
     """Map a published version; the mapping ends with the last view of it, and writes to it would stay private.
 
     Raises:
-        WeightSyncError: There is no such file, or it has another size.
+        WeightSyncError: It is no longer there, or another file is in its place.
     """
-    path = path_of(manifest)
+    path, inode = _place_of(manifest)
     try:
         with open(path, "rb") as file:
-            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            found = os.fstat(file.fileno())
+            if found.st_ino != inode:
+                raise WeightSyncError(f"cannot map version {manifest.version} at {path}: it is no longer there")
+            if found.st_size != manifest.total_bytes:
+                raise WeightSyncError(
+                    f"{path} has {found.st_size} bytes, the manifest of version {manifest.version} says {manifest.total_bytes}"
+                )
+            mapping = mmap.mmap(file.fileno(), found.st_size, access=mmap.ACCESS_COPY)
     except (OSError, ValueError) as error:  # ValueError: an empty file
         raise WeightSyncError(f"cannot map version {manifest.version} at {path}: {error}") from error
-    if len(mapping) != manifest.total_bytes:
-        raise WeightSyncError(f"{path} has {len(mapping)} bytes, the manifest of version {manifest.version} says {manifest.total_bytes}")
     return np.frombuffer(mapping, dtype=np.uint8)
 
 
-def remove(manifest: WeightManifest) -> None:
-    """Take the file away; may be called twice. Replicas that have it mapped keep it until they let go."""
-    path_of(manifest).unlink(missing_ok=True)
+def _location_of(fd: int) -> dict[str, str]:
+    """A path at which every process of this user on the node finds the file while this process holds it."""
+    return {"transport": TRANSPORT, "path": f"/proc/{os.getpid()}/fd/{fd}", "inode": str(os.fstat(fd).st_ino)}
 
 
-def path_of(manifest: WeightManifest) -> Path:
-    """Where the version's file lies.
+def _place_of(manifest: WeightManifest) -> tuple[str, int]:
+    location = manifest.location
+    if location.get("transport") != TRANSPORT or not location.keys() >= {"path", "inode"}:
+        raise WeightSyncError(f"manifest of version {manifest.version} has no {TRANSPORT} location: {location}")
+    return location["path"], int(location["inode"])
 
-    Raises:
-        WeightSyncError: The manifest belongs to another transport.
-    """
-    if manifest.location.get("transport") != TRANSPORT or "path" not in manifest.location:
-        raise WeightSyncError(f"manifest of version {manifest.version} has no {TRANSPORT} location: {manifest.location}")
-    return Path(manifest.location["path"])
+
+def _write(fd: int, piece: np.ndarray, offset: int) -> None:
+    """A write fills fresh pages without zeroing them first, which a mapping would do."""
+    rest = memoryview(piece)
+    while rest:
+        count = os.pwrite(fd, rest, offset)
+        rest, offset = rest[count:], offset + count

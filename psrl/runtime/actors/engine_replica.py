@@ -1,8 +1,12 @@
-"""Ray shell of one engine replica: starts its server, watches it, and brings weights from the object store to it."""
+"""Ray shell of one engine replica: starts its server, watches it, and brings weights to it."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import ray
@@ -11,54 +15,122 @@ from psrl.config.model import ModelConfig
 from psrl.config.rollout import RolloutConfig
 from psrl.engine_client.client import HttpReplica
 from psrl.errors import EngineError
-from psrl.parameter_server.transports.shared_memory import DEFAULT_FOLDER, remove, write_buffer
-from psrl.processes.child import ChildProcess
-from psrl.protocols import WeightReport
+from psrl.processes.child import PORT_WAIT_S, ChildProcess
+from psrl.protocols import WeightManifest, WeightReport
+from psrl.runtime.actors.node_weights import node_weights
 from psrl.runtime.engines import engine_command
+from psrl.staleness import InstanceLoad
 from psrl.types import PolicyVersion
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SyncResult:
+    """What a sync came to."""
+
+    report: WeightReport
+    """What the server says that it serves now."""
+    seconds: float
+    """From the order to the report."""
+    paused_s: float
+    """Of them, those in which the replica stood still; with `wait`, also those in which its running requests ended."""
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
 class EngineReplicaActor:
     """One replica. Its server dies with this process, whatever ends it."""
 
-    def __init__(self, *, index: int, model: ModelConfig, rollout: RolloutConfig, log_folder: Path) -> None:
+    def __init__(self, *, index: int, model: ModelConfig, rollout: RolloutConfig, log_folder: Path, port: int = 0) -> None:
+        """`port`: where the server listens, 0 takes a free one; a replica that takes another's place takes its port."""
+        self._name = f"engine replica {index}"
         self._rollout = rollout
-        self._process = ChildProcess(f"engine replica {index}", engine_command(model, rollout), log_path=log_folder / f"engine-{index}.log")
+        self._command = engine_command(model, rollout)
+        self._log_path = log_folder / f"engine-{index}.log"
+        self._process = self._new_process(port, is_paused=False)
         self._replica: HttpReplica | None = None
+        self._syncing = asyncio.Lock()
 
-    async def start(self) -> str:
-        """Start the server; its URL once it answers."""
+    async def start(self, paused: bool = False) -> str:
+        """Start the server; its URL once it answers. With `paused` requests wait until `sync` or `resume`."""
+        if paused:
+            self._process = self._new_process(self._process.port, is_paused=True)
         await self._process.start(self._rollout.startup_timeout_s)
         self._replica = HttpReplica(self._process.url, request_timeout_s=self._rollout.request_timeout_s)
         return self._process.url
 
-    async def sync(self, parameter_server: ray.actor.ActorHandle, version: PolicyVersion) -> WeightReport:
-        """Pause, pull `version` and load it, resume; what the server says it has now."""
+    async def restart(self) -> str:
+        """End what is left of the server and start another at the same URL, paused: it has the weights of the start."""
         assert self._replica is not None, "start() comes first"
-        manifest, (reference,) = await parameter_server.begin_pull.remote(version)
-        try:
-            local = await asyncio.to_thread(write_buffer, DEFAULT_FOLDER, manifest, await reference)
-        finally:
-            await parameter_server.end_pull.remote(version)
-        await self._replica.pause("keep")
-        try:
-            return await self._replica.update_weights(local)
-        finally:
-            await self._replica.resume()
-            remove(local)
+        await self._replica.close()
+        await asyncio.to_thread(self._process.stop, 0.0)
+        return await self.start(paused=True)
 
-    async def watch(self) -> None:
-        """Never returns; raises when the server has ended.
+    async def sync(self, parameter_server: ray.actor.ActorHandle, version: PolicyVersion, mode: str = "keep") -> SyncResult:
+        """Bring `version` to the server, which decodes on until it is there, and then stands still for the change itself.
+
+        Args:
+            parameter_server: Holds the version.
+            version: What to serve.
+            mode: What happens to running requests: `keep` (they go on with the new weights), `abort` (they are given back as they
+                are) or `wait` (they end first, and new ones wait).
 
         Raises:
-            EngineError: With the exit code and the server's last words.
+            EngineError: The server could not take it and serves what it did.
+            WeightSyncError: The version is not held.
         """
-        code = await self._process.ended()
-        raise EngineError(f"{self._process.name} ended with code {code}: {self._process.last_words()}")
+        assert self._replica is not None, "start() comes first"
+        async with self._syncing:
+            began = time.perf_counter()
+            async with self._pulled(parameter_server, version) as manifest:
+                await self._replica.stage_weights(manifest)
+            paused = time.perf_counter()
+            await self._replica.pause(mode)
+            try:
+                report = await self._replica.finish_weights(version)
+            finally:
+                await self._replica.resume()
+            now = time.perf_counter()
+            return SyncResult(report=report, seconds=now - began, paused_s=now - paused)
+
+    async def load(self) -> InstanceLoad:
+        """How busy the server is now; tokens per second over the last seconds."""
+        assert self._replica is not None, "start() comes first"
+        metrics = await self._replica.metrics()
+        return InstanceLoad(
+            num_running=int(metrics["psrl_engine_running"]),
+            num_waiting=int(metrics["psrl_engine_waiting"]),
+            tokens_per_s=metrics["psrl_engine_tokens_per_s"],
+            cache_usage=metrics["psrl_engine_cache_usage"],
+        )
+
+    async def resume(self) -> None:
+        """Go on after a start that was paused."""
+        assert self._replica is not None, "start() comes first"
+        await self._replica.resume()
+
+    async def watch(self) -> None:
+        """Never returns; raises when the server that runs now has ended or answers nothing.
+
+        Raises:
+            EngineError: With what happened and the server's last words.
+        """
+        raise EngineError(await self._process.lost())
 
     async def stop(self) -> None:
         """End the server."""
         if self._replica is not None:
             await self._replica.close()
         await asyncio.to_thread(self._process.stop)
+
+    @asynccontextmanager
+    async def _pulled(self, parameter_server: ray.actor.ActorHandle, version: PolicyVersion) -> AsyncIterator[WeightManifest]:
+        """The version where this node can map it; it stays there while the body runs."""
+        lease, manifest, (writer,) = await parameter_server.begin_pull.remote(version)
+        try:
+            yield await node_weights(manifest, writer)
+        finally:
+            await parameter_server.end_pull.remote(lease)
+
+    def _new_process(self, port: int, *, is_paused: bool) -> ChildProcess:
+        argv = [*self._command, "--paused"] if is_paused else self._command
+        wait_s = PORT_WAIT_S if port else 0.0
+        return ChildProcess(self._name, argv, log_path=self._log_path, port=port, port_wait_s=wait_s)

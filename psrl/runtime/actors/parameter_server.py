@@ -1,40 +1,71 @@
-"""Ray shell of the version store: manifests by version, weights as references into Ray's object store."""
+"""Ray shell of the version store: manifests by version, and the writers that hold the weights. No tensor is ever here."""
 
 from __future__ import annotations
 
 import asyncio
+import time
 
 import ray
 
-from psrl.parameter_server.versions import VersionStore
+from psrl.parameter_server.versions import Lease, VersionStore
 from psrl.protocols import WeightManifest
 from psrl.types import PolicyVersion
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
 class ParameterServerActor:
-    """Holds the last weight versions; never touches a tensor."""
+    """Holds the last weight versions."""
 
-    def __init__(self, *, num_kept: int) -> None:
-        self._versions: VersionStore[list[ray.ObjectRef]] = VersionStore(keep=num_kept)
+    def __init__(self, *, num_kept: int, lease_s: float = 120.0) -> None:
+        """`lease_s`: so long a writer or reader that died can hold up the others."""
+        self._versions: VersionStore[list[ray.actor.ActorHandle]] = VersionStore(keep=num_kept, lease_s=lease_s)
+        self._push_ended = asyncio.Condition()
 
-    async def begin_push(self, version: PolicyVersion) -> None:
-        """Become the writer of `version`; nothing is visible until `commit_push`."""
-        self._versions.begin_push(version)
+    async def begin_push(self, version: PolicyVersion) -> Lease:
+        """Become the writer of `version`; nothing is visible until `commit_push`.
 
-    async def commit_push(self, manifest: WeightManifest, reference: list[ray.ObjectRef]) -> None:
-        """Make a complete version visible. The reference comes in a list so that Ray passes it on and does not fetch it."""
-        self._versions.commit_push(manifest, reference)
+        Waits for: the end of another push. Unblocked by: its commit or abort, or the end of its lease.
+        """
+        async with self._push_ended:
+            while (ends_at := self._versions.push_ends_at()) is not None and (left_s := ends_at - time.monotonic()) > 0:
+                try:
+                    await asyncio.wait_for(self._push_ended.wait(), left_s)
+                except TimeoutError:
+                    break
+            return self._versions.begin_push(version, now_s=time.monotonic())
 
-    async def begin_pull(self, version: PolicyVersion) -> tuple[WeightManifest, list[ray.ObjectRef]]:
-        """Become a reader: manifest and reference of a version."""
-        stored = self._versions.begin_pull(version)
-        return stored.manifest, stored.reference
+    async def commit_push(self, lease: Lease, manifest: WeightManifest, writer: list[ray.actor.ActorHandle]) -> tuple[PolicyVersion, ...]:
+        """Make a complete version visible; the versions that are held from now on. `writer` is one actor that has its bytes."""
+        held = self._versions.commit_push(lease, manifest, writer, now_s=time.monotonic())
+        await self._notify()
+        return held
 
-    async def end_pull(self, version: PolicyVersion) -> None:
-        """Stop reading; the next push may begin."""
-        self._versions.end_pull(version)
+    async def abort_push(self, lease: Lease) -> None:
+        """Give a push up; the next one may begin."""
+        self._versions.abort_push(lease)
+        await self._notify()
+
+    async def begin_pull(self, version: PolicyVersion | None = None) -> tuple[Lease, WeightManifest, list[ray.actor.ActorHandle]]:
+        """Become a reader of a version, None: of the latest. It is held until `end_pull`, or as long as the lease."""
+        lease, stored = self._versions.begin_pull(version, now_s=time.monotonic())
+        return lease, stored.manifest, stored.reference
+
+    async def end_pull(self, lease: Lease) -> None:
+        """Stop reading."""
+        self._versions.end_pull(lease, now_s=time.monotonic())
+
+    async def latest(self) -> WeightManifest | None:
+        """Of the newest complete version; None before the first."""
+        return self._versions.latest().manifest if self._versions.versions else None
+
+    async def held(self) -> tuple[PolicyVersion, ...]:
+        """Versions that can be pulled, oldest first."""
+        return self._versions.versions
 
     async def stay(self) -> None:
         """Never returns: whoever waits for it learns of this process's death."""
         await asyncio.Event().wait()
+
+    async def _notify(self) -> None:
+        async with self._push_ended:
+            self._push_ended.notify_all()

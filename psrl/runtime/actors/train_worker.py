@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import socket
 from collections.abc import Callable
@@ -12,15 +13,19 @@ from typing import TypeVar
 
 import numpy as np
 import ray
-import torch
+from ray.exceptions import RayActorError
 
 from psrl.config.actor import ActorConfig, RefConfig
 from psrl.config.algorithm import AlgorithmConfig
 from psrl.config.model import ModelConfig
 from psrl.data_plane import KVBatchMeta
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
-from psrl.parameter_server.layout import checksum, lay_out, pack
+from psrl.errors import WeightSyncError
+from psrl.parameter_server.push import publish_tensors
+from psrl.parameter_server.transports.shared_memory import SharedVersion, open_version
+from psrl.parameter_server.versions import Lease
 from psrl.protocols import WeightManifest
+from psrl.runtime.actors.node_weights import NODE
 from psrl.runtime.devices import resolved_device
 from psrl.runtime.imports import make_importable
 from psrl.training.worker import TrainRank
@@ -59,6 +64,8 @@ class TrainWorkerActor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="train-rank")
         self._data_plane = TransferQueueDataPlane(deadline_s=settings.data_plane_deadline_s, startup_deadline_s=settings.startup_deadline_s)
         self._rank: TrainRank | None = None
+        self._published: dict[PolicyVersion, SharedVersion] = {}
+        """Of rank 0: what the parameter server holds, and perhaps one more that is being pushed."""
 
     async def rendezvous(self) -> str:
         """An address on this node that all ranks can meet at."""
@@ -88,21 +95,50 @@ class TrainWorkerActor:
         """Attach to the data plane, which the driver has started meanwhile."""
         await self._in_thread(self._data_plane.connect)
 
-    async def train_step(self, meta: KVBatchMeta) -> dict[str, float]:
-        """One buffer: one or several optimizer updates."""
-        return await self._in_thread(lambda: self._the_rank.train_step(meta))
+    async def train_step(self, meta: KVBatchMeta, *, version: PolicyVersion) -> dict[str, float]:
+        """One buffer, that of `version`: one or several optimizer updates."""
+        return await self._in_thread(lambda: self._the_rank.train_step(meta, version=version))
 
     async def push(self, parameter_server: ray.actor.ActorHandle, version: PolicyVersion) -> WeightManifest | None:
-        """Gather the weights; rank 0 publishes them as `version`. A push that fails half-way is never visible."""
-        is_writer = self._settings.rank == 0
-        if is_writer:
-            await parameter_server.begin_push.remote(version)
-        tensors = await self._in_thread(lambda: self._the_rank.named_full_tensors())
-        if not is_writer:
+        """Gather the weights; rank 0 publishes them as `version`. A push that fails half-way is never visible.
+
+        Every rank gathers, whatever becomes of the parameter server, so that the ranks stay in step; after that their threads are free.
+        """
+        shared = await self._in_thread(lambda: self._gathered(version))
+        if shared is None:
             return None
-        manifest, buffer = await self._in_thread(lambda: packed(tensors, version))
-        await parameter_server.commit_push.remote(manifest, [ray.put(buffer)])
+        self._published[version] = shared
+        lease, is_committed = None, False
+        try:
+            lease = await parameter_server.begin_push.remote(version)
+            manifest = await self._commit(parameter_server, lease, version)
+            is_committed = True
+        finally:
+            if not is_committed:
+                self._published.pop(version).close()
+                if lease is not None:
+                    with contextlib.suppress(RayActorError):
+                        await parameter_server.abort_push.remote(lease)
         return manifest
+
+    async def republish(self, parameter_server: ray.actor.ActorHandle) -> None:
+        """Give a new parameter server the versions that the old one held; nothing is gathered, and training goes on meanwhile."""
+        held = await parameter_server.held.remote()
+        for version in sorted(self._published):
+            if not held or version > max(held):
+                await self._commit(parameter_server, await parameter_server.begin_push.remote(version), version)
+
+    async def weights(self, version: PolicyVersion) -> np.ndarray:
+        """The bytes of a version that was pushed, for nodes that cannot map them: uint8, read-only.
+
+        Raises:
+            WeightSyncError: It is no longer held.
+        """
+        if version not in self._published:
+            raise WeightSyncError(f"version {version} is no longer held; held: {sorted(self._published)}")
+        buffer = open_version(self._published[version].manifest)
+        buffer.flags.writeable = False
+        return buffer
 
     async def save(self, folder: Path) -> None:
         """Weights, optimizer, schedule and RNG into `folder`."""
@@ -125,13 +161,19 @@ class TrainWorkerActor:
         assert self._rank is not None, "load() comes first"
         return self._rank
 
+    def _gathered(self, version: PolicyVersion) -> SharedVersion | None:
+        """All weights in one piece of shared memory; None on ranks that only help to gather."""
+        tensors = self._the_rank.named_full_tensors()
+        return publish_tensors(tensors, version) if self._settings.rank == 0 else None
+
+    async def _commit(self, parameter_server: ray.actor.ActorHandle, lease: Lease, version: PolicyVersion) -> WeightManifest:
+        """Make a written version visible, and free what nobody can pull any more."""
+        manifest = self._published[version].manifest
+        manifest = dataclasses.replace(manifest, location=manifest.location | {NODE: ray.get_runtime_context().get_node_id()})
+        held = await parameter_server.commit_push.remote(lease, manifest, [ray.get_runtime_context().current_actor])
+        for old in [old for old in self._published if old < version and old not in held]:
+            self._published.pop(old).close()
+        return manifest
+
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
-
-
-def packed(tensors: dict[str, torch.Tensor], version: PolicyVersion) -> tuple[WeightManifest, np.ndarray]:
-    """All tensors in one flat buffer, with the manifest that describes it."""
-    manifest = lay_out(tensors.items(), version=version)
-    buffer = np.zeros(manifest.total_bytes, dtype=np.uint8)
-    pack(tensors.items(), manifest, buffer)
-    return dataclasses.replace(manifest, checksum=checksum(buffer)), buffer

@@ -1,0 +1,61 @@
+"""Weights on the nodes that the trainer does not run on: one copy for all replicas of a node."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from psrl.parameter_server.transports.shared_memory import SharedVersion, publish
+from psrl.protocols import WeightManifest
+from psrl.types import PolicyVersion
+
+NODE = "node"
+"""In a manifest's location: the node on which the path means something."""
+NUM_KEPT = 2
+
+
+async def node_weights(manifest: WeightManifest, writer: ray.actor.ActorHandle) -> WeightManifest:
+    """The version where processes of this node can map it; brought over the network where nobody here has it yet.
+
+    Args:
+        manifest: As it was pushed.
+        writer: The train worker that has its bytes.
+    """
+    node = ray.get_runtime_context().get_node_id()
+    if manifest.location[NODE] == node:
+        return manifest
+    holder = NodeWeightsActor.options(
+        name=f"node-weights-{node}",
+        get_if_exists=True,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+    ).remote()
+    local: WeightManifest = await holder.bring.remote(manifest, [writer])
+    return local
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class NodeWeightsActor:
+    """The last versions on one node. It ends with the replica that asked for it first; another is made by whoever asks next."""
+
+    def __init__(self) -> None:
+        self._versions: dict[PolicyVersion, SharedVersion] = {}
+        self._bringing = asyncio.Lock()
+
+    async def bring(self, manifest: WeightManifest, writer: list[ray.actor.ActorHandle]) -> WeightManifest:
+        """Where the version lies on this node; fetched by the first who asks.
+
+        Raises:
+            WeightSyncError: The writer no longer has it, or memory is short.
+        """
+        async with self._bringing:
+            shared = self._versions.get(manifest.version)
+            if shared is None or shared.manifest.checksum != manifest.checksum:
+                buffer: np.ndarray = await writer[0].weights.remote(manifest.version)
+                shared = await asyncio.to_thread(publish, manifest, [(0, buffer)])
+                self._versions[manifest.version] = shared
+                for old in sorted(self._versions)[:-NUM_KEPT]:
+                    self._versions.pop(old).close()
+            return shared.manifest
