@@ -16,14 +16,14 @@ from psrl.runtime.cluster import RayProcesses, ray_of
 from psrl.runtime.run_record import RunRecord
 from psrl.runtime.shutdown import StopRequest, stop_cluster
 from psrl.runtime.startup import start_cluster
-from psrl.runtime.supervision import UNITS
+from psrl.runtime.supervision import UNITS, end_tasks
 from psrl.runtime.watchdog import Watchdog
 
 Result = TypeVar("Result")
 Work = Callable[[Cluster, asyncio.Event], Coroutine[Any, Any, None]]
 """What is done with the live processes; the event says that a stop was requested."""
 
-GRACE_FOR_THE_CAUSE_S = 3.0
+GRACE_FOR_THE_CAUSE_S = 6.0
 """When the work fails, a dead process is often the cause; so long the supervisor may take to name it."""
 
 
@@ -38,6 +38,7 @@ async def run_with_processes(config: Config, record: RunRecord, work: Work, *, w
     """
     stop = StopRequest(note=record.note)
     stop.install()
+    told: PsrlError | None = None
     try:
         record.activity("starting Ray")
         with ray_of(config, with_training=with_training) as ray_processes:
@@ -47,18 +48,27 @@ async def run_with_processes(config: Config, record: RunRecord, work: Work, *, w
             cluster = make_cluster(config, record.folder.logs, with_training=with_training, reports=reports)
             try:
                 await _start_and_work(cluster, config, record, work, ray_processes, stop.event)
+            except (PsrlError, BaseExceptionGroup) as error:
+                told = cause_in(error)
+                _tell(record, told)  # now: ending what is left may take a while, and without Ray may not come to its end
+                raise told from error
             finally:
                 record.activity("ending processes")
                 if ray_processes.dead() is None:
                     for leftover in await stop_cluster(cluster, deadline_s=config.psrl.deadlines.shutdown_s):
                         record.note(leftover)
-    except (PsrlError, BaseExceptionGroup) as error:
-        cause = cause_in(error)
-        record.failed(cause)
-        raise cause from error
+    except PsrlError as error:
+        if error is not told:
+            _tell(record, error)
+        raise
     finally:
         stop.restore()
     return stop.event.is_set()
+
+
+def _tell(record: RunRecord, cause: PsrlError) -> None:
+    record.failed(cause)
+    record.note(f"stopping: {type(cause).__name__}: {str(cause).splitlines()[0]}")
 
 
 async def _start_and_work(
@@ -89,13 +99,6 @@ async def unless_stopped(work: Coroutine[Any, Any, Result], stop: asyncio.Event)
         return working.result() if working.done() else None
     finally:
         await end_tasks({working, stopping}, GRACE_FOR_THE_CAUSE_S)
-
-
-async def end_tasks(tasks: set[asyncio.Task[Any]], timeout_s: float) -> None:
-    """Cancel what still runs and wait for its end."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks, timeout=timeout_s)
 
 
 def cause_in(error: BaseException) -> PsrlError:

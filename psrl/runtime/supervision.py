@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import Awaitable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Never, TypeVar
 
@@ -21,6 +21,7 @@ LOOK_S = 1.0
 """Between two looks at an actor."""
 SILENT_AFTER_S = 30.0
 """A process that answers nothing for so long is taken as dead; a busy machine makes a live one wait for some seconds."""
+END_OF_TASKS_S = 5.0
 GRACE_FOR_THE_CAUSE_S = 1.5
 """After the first loss, until what was lost before it is looked for."""
 
@@ -134,7 +135,8 @@ async def end_of(actor: ray.actor.ActorHandle, *, suspected: asyncio.Event | Non
             return str(error)
         if suspected.is_set():
             return "a call to it failed, as if it were dead"
-        await asyncio.wait({asyncio.ensure_future(suspected.wait())}, timeout=LOOK_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(suspected.wait(), LOOK_S)
 
 
 async def first_done(works: Iterable[Coroutine[Any, Any, Result]]) -> Result:
@@ -144,8 +146,19 @@ async def first_done(works: Iterable[Coroutine[Any, Any, Result]]) -> Result:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return next(task for task in tasks if task in done).result()
     finally:
-        for task in tasks:
-            task.cancel()
+        await end_tasks(tasks, END_OF_TASKS_S)
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]], timeout_s: float) -> None:
+    """Cancel what still runs and wait for its end, `timeout_s` at most; what they raise is not of interest any more."""
+    ending = set(tasks)
+    for task in ending:
+        task.cancel()
+    if ending:
+        done, _ = await asyncio.wait(ending, timeout=timeout_s)
+        for task in done:
+            if not task.cancelled():
+                task.exception()
 
 
 class Supervisor:
@@ -183,8 +196,7 @@ class Supervisor:
                     raise ProcessDiedError(f"{name} died: {task.result()}")
             raise next(iter(error for task in keeping if task.done() and (error := task.exception()) is not None))
         finally:
-            for task in (*watching, *keeping):
-                task.cancel()
+            await end_tasks((*watching, *keeping), END_OF_TASKS_S)
 
 
 async def _as_coroutine(awaitable: Awaitable[Result]) -> Result:
