@@ -47,7 +47,7 @@ class AssembleLoop:
         report: Callable[[GroupResult], None],
         record_fate: Callable[[GroupFate], None],
     ) -> None:
-        """`report` sees every group that arrived, trained on or not; `record_fate` those that never will be trained on."""
+        """`report` sees every group that arrived, trained on or left out for good; `record_fate` those that never will be trained on."""
         self._board = board
         self._arrivals = arrivals
         self._data_plane = data_plane
@@ -75,15 +75,17 @@ class AssembleLoop:
                 continue
             self._arrived += result.summaries
             self._count_failures(result)
+            is_to_come_again = False
             if not self._has_enough_members(result):
                 await self._leave_out(result, INCOMPLETE)
             elif self._sampling is not None and not has_signal(result.rewards):
                 await self._leave_out(result, WITHOUT_SIGNAL)
                 self._count_filtered(result)
             elif not self._board.arrive(result):
-                await self._leave_out(result, SURPLUS)
-            # Only now: while it was undecided, a checkpoint would have had it in flight, and a resume would write it down again.
-            self._report(result)
+                is_to_come_again = await self._leave_out(result, SURPLUS)
+            if not is_to_come_again:
+                # Only now: while it was undecided, a checkpoint would have had it in flight, and a resume would write it down again.
+                self._report(result)
 
     def take_metrics(self) -> dict[str, float]:
         """Of everything that arrived since the last call, what was not trained on included; a new step begins."""
@@ -107,11 +109,12 @@ class AssembleLoop:
             return True
         return self._settings.incomplete_groups == "allow_partial" and num_judged >= self._settings.min_group_size
 
-    async def _leave_out(self, result: GroupResult, why: Unwanted) -> None:
+    async def _leave_out(self, result: GroupResult, why: Unwanted) -> bool:
+        """Whether the group is issued again; else it has its fate."""
         await asyncio.to_thread(self._data_plane.clear, result.meta.keys)
         if self._board.leave(result.group, may_come_again=why.may_come_again):
             self._num_reissued += 1
-            return
+            return True
         self._num_by_fate[why.fate] += 1
         self._record_fate(
             GroupFate(
@@ -124,6 +127,7 @@ class AssembleLoop:
                 attempt=result.attempt,
             )
         )
+        return False
 
     def _count_failures(self, result: GroupResult) -> None:
         for summary in result.summaries:
