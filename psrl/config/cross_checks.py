@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from psrl.config.agent_checks import check_agent_yaml, check_agent_yaml_file, check_isolation
+from psrl.config.async_checks import check_asynchrony
 from psrl.config.correction_checks import check_correction
 from psrl.config.fields import leaves_of, value_at
 from psrl.config.gateway_checks import check_gateway, check_history_thinking
@@ -76,6 +77,7 @@ def check_combinations(config: Config) -> None:
     _check_training_sampling(config)
     check_correction(config)
     check_gateway(config)
+    check_asynchrony(config)
     check_history_thinking(config)
     check_sandbox(config)
     check_isolation(config)
@@ -210,10 +212,6 @@ def _check_groups(config: Config) -> None:
     if algorithm.adv_estimator != "grpo":
         keys = ["algorithm.norm_adv_by_std_in_grpo"]
         _refuse_dead(config, keys, because=f"algorithm.adv_estimator={algorithm.adv_estimator}", fix="set algorithm.adv_estimator=grpo")
-    rows = config.data.train_batch_size * psrl.rollout_n
-    if rows > config.transfer_queue.total_storage_size:
-        rule = f"holds fewer rows than one step makes (data.train_batch_size x psrl.rollout_n = {rows})"
-        _refuse(config, "transfer_queue.total_storage_size", rule, f"set transfer_queue.total_storage_size={2 * rows}")
 
 
 def _check_batches(config: Config) -> None:

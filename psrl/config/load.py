@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from psrl.config.cross_checks import check_combinations, check_files, check_sft
 from psrl.config.fields import leaves_of, section_keys, value_at
-from psrl.config.ranges import check_values
+from psrl.config.ranges import CHOICES, check_values
 from psrl.config.rollout import RolloutConfig
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
@@ -167,7 +167,9 @@ def _check_key_and_type(key: str, value: Any, *, where: str) -> None:
     if leaf is not None:
         if not _is_interpolation(value) and not leaf.accepts(value):
             rule = f"must be {leaf.type_name}, got {type(value).__name__}{where}"
-            raise ConfigError(key=key, value=value, rule=rule, fix=f"write {leaf.example()}")
+            is_choice = value is None and key in CHOICES and "null" in CHOICES[key]
+            quoted = f", or the choice null in quotes: {key}='\"null\"'" if is_choice else ""
+            raise ConfigError(key=key, value=value, rule=rule, fix=f"write {leaf.example()}{quoted}")
         return
     if key in SECTIONS:
         if value in ({}, None):

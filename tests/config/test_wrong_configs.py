@@ -92,7 +92,7 @@ WRONG = [
      "sandbox.packages", ["pytest"], "install them in the image"),
     (["sandbox.packages=[no-such-distribution]"], "sandbox.packages", "no-such-distribution", "pip install no-such-distribution"),
     (["psrl.rollout_n=1"], "psrl.rollout_n", 1, "psrl.rollout_n=8"),
-    (["psrl.staleness=2"], "psrl.staleness", 2, "psrl.staleness=0"),
+    (["psrl.staleness=-1"], "psrl.staleness", -1, "psrl.staleness=0"),
     (["data.max_prompt_length=300"], "data.max_prompt_length", 300, "data.max_prompt_length=256"),
     ([f"{ACTOR}.ppo_mini_batch_size=32"], f"{ACTOR}.ppo_mini_batch_size", 32, f"{ACTOR}.ppo_mini_batch_size=16"),
     ([f"{ACTOR}.ppo_mini_batch_size=5"], f"{ACTOR}.ppo_mini_batch_size", 5, "[1, 2, 4, 8, 16]"),
