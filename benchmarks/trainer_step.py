@@ -54,6 +54,7 @@ def make_rows(num_rows):
             "input_ids": torch.tensor([draw.randrange(VOCABULARY) for _ in range(length)]),
             "loss_mask": (turns >= 0).to(torch.int8),
             "rollout_logprobs": torch.where(turns >= 0, -6.1, 0.0),
+            "policy_versions": torch.where(turns >= 0, 0, -1),
             "turn_indices": turns,
         }
         rows.append(TrajectoryRow(key=f"e{index}-t0", tags=tags, columns=columns))
@@ -110,10 +111,10 @@ def main():
         bare_sizes = (16, 32, 64)
         for size in bare_sizes:
             bare_step(model, optimizer, rows, size)
-        trainer.train_step(meta)
+        trainer.train_step(meta, version=0)
         ours, bare = [], {size: [] for size in bare_sizes}
         for _ in range(options.rounds):
-            ours.append(seconds_of(lambda: trainer.train_step(meta)))
+            ours.append(seconds_of(lambda: trainer.train_step(meta, version=0)))
             for size in bare_sizes:
                 bare[size].append(seconds_of(lambda size=size: bare_step(model, optimizer, rows, size)))
         trainer.close()

@@ -47,7 +47,7 @@ class TrainRow:
         return len(self.ids)
 
 
-def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, temperature: float, *, version: PolicyVersion | None) -> TrainRow:
+def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, temperature: float, *, version: PolicyVersion) -> TrainRow:
     """Check a fetched row and pick out its trained tokens.
 
     Args:
@@ -55,7 +55,7 @@ def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, tempera
         columns: `input_ids`, `loss_mask`, `rollout_logprobs`, `policy_versions`, `turn_indices`; [T] each.
         advantage: A scalar or [T].
         temperature: At which the row was sampled.
-        version: Of the weights at the start of the buffer; None takes every token as theirs.
+        version: Of the weights at the start of the buffer.
 
     Raises:
         TrainingError: Lengths differ, a logprob is not finite, nothing was sampled, the temperature has no distribution, or a token
@@ -73,7 +73,7 @@ def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, tempera
     if not torch.isfinite(rollout).all():
         raise TrainingError(f"row {ref.key}: the engine reported a logprob that is not finite")
     versions = columns["policy_versions"][mask].long()
-    gaps = torch.zeros_like(versions) if version is None else version - versions
+    gaps = version - versions
     if versions.min() < 0 or gaps.min() < 0:
         seen = sorted(set(versions.tolist()))
         raise TrainingError(f"row {ref.key}: tokens of policy versions {seen} in the buffer of version {version}")

@@ -124,10 +124,10 @@ class TrainRank:
             world_size=self._world_size,
         )
 
-    def train_step(self, meta: KVBatchMeta, *, version: PolicyVersion | None = None) -> dict[str, float]:
+    def train_step(self, meta: KVBatchMeta, *, version: PolicyVersion) -> dict[str, float]:
         """Train on the rows of `meta` once per epoch and return this step's metrics, the same on every rank.
 
-        `version` is that of the buffer, which the weights are at before this step; None takes all tokens as sampled by them.
+        `version` is that of the buffer, which the weights are at before this step.
 
         Raises:
             TrainingError: A row or a gradient is not usable; RowTooLongError among them.
@@ -203,7 +203,7 @@ class TrainRank:
         estimates = self._estimator.estimate(AdvantageBatch(tags=meta.tags, columns=columns), self._algorithm)
         return dict(zip(meta.keys, estimates, strict=True))
 
-    def _prepared_or_raised_together(self, meta: KVBatchMeta, version: PolicyVersion | None) -> tuple[dict[str, Tensor], list[MiniBatch]]:
+    def _prepared_or_raised_together(self, meta: KVBatchMeta, version: PolicyVersion) -> tuple[dict[str, Tensor], list[MiniBatch]]:
         """(advantages by key, mini-batches). A rank whose rows are unusable must not leave the others waiting in a collective."""
         advantages: dict[str, Tensor] = {}
         mini_batches: list[MiniBatch] = []
@@ -222,7 +222,7 @@ class TrainRank:
             raise error
         return advantages, mini_batches
 
-    def _mini_batches(self, meta: KVBatchMeta, advantages: Mapping[str, Tensor], version: PolicyVersion | None) -> list[MiniBatch]:
+    def _mini_batches(self, meta: KVBatchMeta, advantages: Mapping[str, Tensor], version: PolicyVersion) -> list[MiniBatch]:
         """Pack every optimizer update the same way on every rank, then fetch only this rank's rows."""
         tags_of = dict(zip(meta.keys, meta.tags, strict=True))
         mine: list[list[MicroBatch[RowRef]]] = []

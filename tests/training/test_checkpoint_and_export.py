@@ -14,13 +14,13 @@ def test_the_third_step_after_a_resume_is_the_third_step_of_an_unbroken_run(tiny
     data_plane, meta = stored(rows)
     unbroken = make_rank(tiny_model, data_plane)
     for _ in range(2):
-        unbroken.train_step(meta)
+        unbroken.train_step(meta, version=0)
     unbroken.save(tmp_path / "checkpoint")
-    expected = unbroken.train_step(meta)
+    expected = unbroken.train_step(meta, version=0)
 
     resumed = make_rank(tiny_model, data_plane)
     resumed.load(tmp_path / "checkpoint")
-    metrics = resumed.train_step(meta)
+    metrics = resumed.train_step(meta, version=0)
     for name in ("train/loss/value", "train/grad_norm/mean", "train/lr/value"):
         assert metrics[name] == expected[name]
     assert largest_difference(resumed.named_full_tensors(), unbroken.named_full_tensors()) == 0.0
@@ -31,8 +31,8 @@ def test_saving_does_not_change_the_run_and_replaces_an_older_checkpoint(tiny_mo
     saving, silent = make_rank(tiny_model, data_plane), make_rank(tiny_model, data_plane)
     for _ in range(2):
         saving.save(tmp_path / "checkpoint")
-        saving.train_step(meta)
-        silent.train_step(meta)
+        saving.train_step(meta, version=0)
+        silent.train_step(meta, version=0)
     assert largest_difference(saving.named_full_tensors(), silent.named_full_tensors()) == 0.0
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
@@ -74,7 +74,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error(tiny_model, rows, tmp_p
 def test_transformers_reads_the_saved_folder_with_the_trained_weights(tiny_model, rows, tmp_path):
     data_plane, meta = stored(rows)
     trainer = make_rank(tiny_model, data_plane)
-    trainer.train_step(meta)
+    trainer.train_step(meta, version=0)
     trainer.save_hf(tmp_path / "model")
     loaded = dict(AutoModelForCausalLM.from_pretrained(tmp_path / "model").named_parameters())
     tensors = trainer.named_full_tensors()

@@ -22,7 +22,7 @@ def noisy(rows, scale=0.8):
     return sampled_elsewhere(rows, lambda _number, positions: torch.tensor([draw.uniform(-scale, scale) for _ in positions]))
 
 
-def trained(model, rows, *, steps=1, version=None, **options):
+def trained(model, rows, *, steps=1, version=0, **options):
     data_plane, meta = stored(rows)
     trainer = make_rank(model, data_plane, **({"optim": SGD_LIKE} | options))
     metrics = [trainer.train_step(meta, version=version) for _ in range(steps)][-1]

@@ -22,14 +22,14 @@ def with_columns(row, **columns):
 def weights_after(model, rows, *, steps=1, **options):
     data_plane, meta = stored(rows)
     trainer = make_rank(model, data_plane, **options)
-    metrics = [trainer.train_step(meta) for _ in range(steps)][-1]
+    metrics = [trainer.train_step(meta, version=0) for _ in range(steps)][-1]
     return trainer.named_full_tensors(), metrics
 
 
 def test_engine_and_trainer_agree_before_the_first_update_and_not_after(tiny_model, rows):
     data_plane, meta = stored(rows)
     trainer = make_rank(tiny_model, data_plane)
-    first, second = trainer.train_step(meta), trainer.train_step(meta)
+    first, second = trainer.train_step(meta, version=0), trainer.train_step(meta, version=0)
     for stat in ("max", "mean", "max_turn0", "max_turn1", "mean_turn1"):
         assert first[f"train/logprob_gap/{stat}"] < 1e-5
     assert second["train/logprob_gap/max"] > 1e-4
@@ -161,7 +161,7 @@ def test_weights_that_are_not_finite_stop_the_run_by_name_and_are_not_stepped(ti
         weight[0, 0] = math.nan
     before = weight[1].clone()
     with pytest.raises(TrainingError, match=r"model\.layers\.1\.mlp\.up_proj\.weight"):
-        trainer.train_step(meta)
+        trainer.train_step(meta, version=0)
     assert torch.equal(weight[1], before)
 
 
@@ -195,7 +195,7 @@ def test_missing_rows_are_the_data_planes_error(tiny_model, rows):
     trainer = make_rank(tiny_model, data_plane)
     data_plane.clear([rows[2].key])
     with pytest.raises(DataPlaneError, match="g0-e2-t0"):
-        trainer.train_step(meta)
+        trainer.train_step(meta, version=0)
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ def train(model_path, folder, rank, world_size, **options):
     data_plane, meta = stored(rows)
     init_method = f"file://{folder}/rendezvous"
     trainer = make_rank(model_path, data_plane, rank=rank, world_size=world_size, init_method=init_method, **OPTIONS, **options)
-    metrics = [trainer.train_step(meta) for _ in range(STEPS)]
+    metrics = [trainer.train_step(meta, version=0) for _ in range(STEPS)]
     tensors = trainer.named_full_tensors()
     trainer.save(f"{folder}/checkpoint-{world_size}")
     trainer.save_hf(f"{folder}/model-{world_size}")
     rows[0].columns["rollout_logprobs"].fill_(torch.nan)
     with pytest.raises(TrainingError) as refused:
-        trainer.train_step(meta)
+        trainer.train_step(meta, version=0)
     torch.save({"metrics": metrics, "tensors": tensors, "error": str(refused.value)}, f"{folder}/result-{world_size}-{rank}.pt")
     trainer.close()
     trainer.close()
