@@ -5,7 +5,8 @@ and does no I/O, so that a run and the simulator decide alike. Orders are comput
 until the fact that they were acted on is told. The exception is `overdue`, which names each group once.
 
 Invariants: a group is given only to instances whose weights the ledger has a slot for; an instance that is down or syncing is
-given nothing; every instance that cannot be given anything and is behind is ordered to sync, unless a hold forbids it.
+given nothing; every instance that cannot be given anything and is behind is ordered to sync, unless a hold forbids it. No policy
+and no share keeps a group waiting while nothing is in flight.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from operator import attrgetter
 
 from psrl.config.asynchrony import ProactiveFilterConfig, RoutingConfig, SyncConfig
 from psrl.config.psrl_section import PsrlConfig
-from psrl.staleness.admission import Admission
+from psrl.staleness.admission import Admission, within_share
 from psrl.staleness.filters import OverdueAction, ProactiveFilter
 from psrl.staleness.instances import Instance, InstanceLoad
 from psrl.staleness.ledger import Consumed, StalenessLedger
@@ -107,6 +108,7 @@ class Coordinator:
         self._latest = ledger.version
         self._by_currency: tuple[list[Instance], list[Instance]] | None = None
         """Live instances that take no weights: those that serve the latest, and the others. None after a change."""
+        self._num_syncing = 0
         self._hold: PolicyVersion | None = None
         self._router = routers.resolve(settings.routing.policy)()
         self._wants_sync = sync_policies.resolve(settings.sync.policy)
@@ -342,6 +344,7 @@ class Coordinator:
     def _split(self) -> tuple[list[Instance], list[Instance]]:
         if self._by_currency is None:
             able = [each for each in self._instances if each.is_up and not each.is_syncing]
+            self._num_syncing = sum(each.is_up and each.is_syncing for each in self._instances)
             current = [each for each in able if each.version == self._latest]
             self._by_currency = current, [each for each in able if each.version != self._latest]
         return self._by_currency
@@ -349,11 +352,18 @@ class Coordinator:
     def _open_instances(self) -> list[Instance]:
         """Those that may be given a group: able to play, not about to take weights, at a version that the ledger has a slot for."""
         current, others = self._split()
-        views = current if self.ledger.can_reserve(self._latest) else []
-        if others:
-            others = [each for each in others if self.ledger.can_reserve(each.version) and not self._is_due(each)]
-            views = sorted(views + others, key=INDEX) if others else views
-        return views
+        room = self.ledger.room(self._latest)
+        views, num_awaited = current if room > 0 else [], self._num_syncing
+        for each in others:
+            if self._is_due(each):
+                num_awaited += 1
+            elif self.ledger.can_reserve(each.version):
+                views, room = [*views, each], max(room, self.ledger.room(each.version))
+        if num_awaited > 0:
+            room = min(room, self._settings.max_groups_in_flight - len(self._placed))
+            num_groups, episodes = room + len(self._placed), self._settings.episodes_per_group
+            views = within_share(views, num_awaited=num_awaited, num_groups=num_groups, episodes_per_group=episodes)
+        return sorted(views, key=INDEX) if others else views
 
     def _is_due(self, instance: Instance) -> bool:
         """Whether a live instance that takes no weights shall take the latest now."""

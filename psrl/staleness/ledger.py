@@ -99,8 +99,8 @@ class StalenessLedger:
         """V_traj of each group in flight, in order of admission."""
         self._num_admitted_at: dict[int, int] = {}
         """V_traj -> groups in flight."""
-        self._admits: dict[int, bool] = {}
-        """Answers of `can_reserve` since the last change."""
+        self._room: dict[int, int] = {}
+        """Answers of `room` since the last change."""
         self._open()
 
     @property
@@ -145,16 +145,20 @@ class StalenessLedger:
         """Whether the update of the current version can be made."""
         return not self._is_consumed and self._version in self._buffers and self._buffers[self._version].is_full
 
-    def can_reserve(self, serving: PolicyVersion) -> bool:
-        """Whether `reserve` would admit a group at this version.
+    def room(self, serving: PolicyVersion) -> int:
+        """How many groups more could be admitted at this version.
 
-        A group may be added if one more of the promised slots is taken by it: that is so if, from its deadline on, the groups in
-        flight are further from using up the slots than they are before it.
+        Of the groups in flight, as many as the largest balance above 0 are redundant, and no more may become so. A group with a
+        deadline adds 1 to every balance from the deadline on: so there is room for what these are below the largest.
         """
-        answer = self._admits.get(serving)
-        if answer is None:
-            answer = self._admits[serving] = self._has_slot_to_promise(serving + self._staleness)
-        return answer
+        room = self._room.get(serving)
+        if room is None:
+            room = self._room[serving] = self._num_slots_to_promise(serving + self._staleness)
+        return room
+
+    def can_reserve(self, serving: PolicyVersion) -> bool:
+        """Whether `reserve` would admit a group at this version."""
+        return self.room(serving) > 0
 
     def reserve(self, group: GroupUid, *, serving: PolicyVersion) -> PolicyVersion | None:
         """Admit a group: its V_traj (the version served), or None while no buffer that it may enter has a slot for it."""
@@ -164,7 +168,7 @@ class StalenessLedger:
             return None
         self._in_flight[group] = serving
         self._num_admitted_at[serving] = self._num_admitted_at.get(serving, 0) + 1
-        self._admits.clear()
+        self._room.clear()
         return serving
 
     def occupy(self, group: GroupUid, *, oldest: PolicyVersion | None = None) -> PolicyVersion | None:
@@ -207,7 +211,7 @@ class StalenessLedger:
         gap = max(self._version - admitted for admitted in buffer.occupied.values())
         assert gap <= self._staleness, f"buffer {self._version} holds data {gap} versions old, bound {self._staleness}"
         self._is_consumed = True
-        self._admits.clear()
+        self._room.clear()
         expired = self._expire()
         return Consumed(version=self._version, admitted=buffer.occupied, max_version_gap=gap, expired=expired)
 
@@ -218,7 +222,7 @@ class StalenessLedger:
         self._is_consumed = False
         self._open()
         self._spare_redundant()
-        self._admits.clear()
+        self._room.clear()
         return self._version
 
     def state_of(self, version: PolicyVersion) -> BufferState:
@@ -230,7 +234,7 @@ class StalenessLedger:
         num_unplaced = 0
         for v in range(self._window()[-1], version, -1):
             num_unplaced += self._num_admitted_at.get(v - self._staleness, 0)
-            num_unplaced = max(0, num_unplaced - self._num_slots_to_promise(v))
+            num_unplaced = max(0, num_unplaced - (self._buffers[v].num_slots_to_promise if v in self._buffers else 0))
         num_unplaced += self._num_admitted_at.get(version - self._staleness, 0)
         return BufferState.PENDING if num_unplaced < buffer.num_slots else BufferState.STUCK
 
@@ -276,10 +280,6 @@ class StalenessLedger:
         """Deadlines that a group in flight may have: one further after `consume`, when the new weights may be served already."""
         return range(self._version + self._is_consumed, self._version + self._staleness + 2)
 
-    def _num_slots_to_promise(self, version: int) -> int:
-        buffer = self._buffers.get(version)
-        return 0 if buffer is None else buffer.num_slots_to_promise
-
     def _balances(self, *, to_promise: bool) -> list[int]:
         """For each v of the window: groups in flight whose deadline is v or earlier, less the slots in buffers up to v.
 
@@ -295,12 +295,12 @@ class StalenessLedger:
             balances.append(balance)
         return balances
 
-    def _has_slot_to_promise(self, deadline: int) -> bool:
+    def _num_slots_to_promise(self, deadline: int) -> int:
         first = deadline - self._window()[0]
         if first < 0:
-            return False
+            return 0
         balances = self._balances(to_promise=True)
-        return max(balances[first:]) < max([0, *balances[:first]])
+        return max(0, max([0, *balances[:first]]) - max(balances[first:]))
 
     def _earliest_for(self, deadline: int) -> Buffer | None:
         """The earliest buffer up to `deadline` that one more arrived group may enter, so that those in flight still fit."""
@@ -327,7 +327,7 @@ class StalenessLedger:
         self._num_admitted_at[admitted] -= 1
         if self._num_admitted_at[admitted] == 0:
             del self._num_admitted_at[admitted]
-        self._admits.clear()
+        self._room.clear()
         return admitted
 
     def _expire(self) -> tuple[GroupUid, ...]:
