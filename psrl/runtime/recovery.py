@@ -144,8 +144,6 @@ def read_checkpoint(checkpoint: Path) -> ResumePoint:
     return point
 
 
-
-
 async def restore_train_workers(checkpoint: Path, *, train_workers: Sequence[ray.actor.ActorHandle], deadline_s: float) -> None:
     """Load weights, optimizer, schedule and RNG into all ranks."""
     loads = [worker.restore.remote(checkpoint / TRAIN_FOLDER) for worker in train_workers]

@@ -72,7 +72,8 @@ def resume_run(path: Path, config: Config, source: TaskSource) -> Resumed:
     _note_resume(folder, checkpoint, fitted, changed)
     _replace_text(folder.config, to_yaml(config))
     for leftover in folder.checkpoints.glob(f"*{UNFINISHED_SUFFIX}"):
-        shutil.rmtree(leftover)
+        # The processes of a killed run may still be writing into it; they are gone before the next checkpoint.
+        shutil.rmtree(leftover, ignore_errors=True)
     metrics = read_metrics(folder.metrics)
     is_validated = point.step in metrics and VAL_SECONDS in metrics[point.step]
     return Resumed(folder=folder, checkpoint=checkpoint, point=fitted, is_validated=is_validated, notes=tuple(notes))
