@@ -26,6 +26,7 @@ from psrl.telemetry.names import (
     ACCURACY_MEAN,
     ERRORS_INFRA_RATE,
     GENERATION_TOKENS_PER_SECOND,
+    MISMATCH_KL_K3,
     REPLICAS_IDLE_SHARE,
     REWARD_MEAN,
     SAMPLED_TOKENS_MEAN,
@@ -98,6 +99,8 @@ _PLOTS = (
     _Plot(title="Groups under way", metrics=(("in flight", STALENESS_IN_FLIGHT_COUNT), ("arrived", STALENESS_ARRIVED_COUNT)), low=0,
           is_quiet_at_zero=True, note="when the step was done"),
     _Plot(title="Idle replicas", metrics=(("share of looks", REPLICAS_IDLE_SHARE),), unit="%", low=0, high=1, is_quiet_at_zero=True),
+    _Plot(title="Off-policy mismatch", metrics=(("KL(rollout, trainer), nats per token", MISMATCH_KL_K3),), low=0,
+          note="of the weights at the start of each step"),
     _Plot(title="Infrastructure errors", metrics=(("share of episodes", ERRORS_INFRA_RATE),), unit="%", low=0, is_quiet_at_zero=True),
 )  # fmt: skip
 
