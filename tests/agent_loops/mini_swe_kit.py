@@ -10,6 +10,7 @@ from calc_project import PROBLEM, TEXT_YAML
 from episode_kit import ScriptedGenerator, make_rollout, make_task, make_ticket, renderer
 
 from psrl.agent_loops import EpisodeRunner, LoopParts
+from psrl.agent_loops.deadline import Truncations
 from psrl.config.sandbox import SandboxConfig
 from psrl.sandbox import BackendSandboxes, limits_of
 from psrl.sandbox.reaper import labelled_processes
@@ -58,7 +59,9 @@ def sandboxes(**settings):
     return BackendSandboxes(SandboxConfig(**settings)), limits_of(SandboxConfig(**settings))
 
 
-async def play_episode(path, script, scorer, *, task=None, ticket=None, generator=None, settings=None, meanwhile=None, **rollout):
+async def play_episode(
+    path, script, scorer, *, task=None, ticket=None, generator=None, settings=None, meanwhile=None, truncations=None, **rollout
+):
     """One episode on a real router, in real sandboxes; the policy says what the script says. `meanwhile(work)` runs beside it."""
     generator = generator or ScriptedGenerator(script)
     places, limits = sandboxes(**(settings or {}))
@@ -70,6 +73,7 @@ async def play_episode(path, script, scorer, *, task=None, ticket=None, generato
             sandbox_limits=limits,
             rollout=swe_rollout(path, **rollout),
             sessions=sessions,
+            truncations=truncations or Truncations(),
         )
         work = asyncio.ensure_future(EpisodeRunner(parts, scorer).run(task or swe_task(), ticket or make_ticket()))
         if meanwhile is not None:

@@ -74,7 +74,7 @@ class CutEngine:
         )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     cuts=st.lists(st.integers(0, 6), max_size=12),
     stop_at=st.none() | st.integers(0, 30),
@@ -218,7 +218,7 @@ def test_after_an_update_in_its_middle_a_turn_is_the_new_weights_own(qwen3_folde
     assert cut.token_ids != old.token_ids  # The old weights would have said something else from the start.
 
 
-@pytest.mark.parametrize("kind", ["torch", "scripted"])
+@pytest.mark.parametrize("kind", ["torch", pytest.param("scripted", marks=pytest.mark.slow)])
 def test_a_turn_moves_to_another_replica_with_what_it_has(kind, qwen3_folder):
     cores = [torch_core(qwen3_folder) if kind == "torch" else scripted_core() for _ in range(3)]
 
@@ -284,6 +284,7 @@ def test_turns_are_placed_where_the_request_or_the_placement_says_and_elsewhere_
     play(body, *cores, retry_for_s=5.0)
 
 
+@pytest.mark.slow
 def test_when_all_replicas_fail_each_is_tried_again_until_one_is_back():
     cores = [scripted_core() for _ in range(2)]
 

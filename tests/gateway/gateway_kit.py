@@ -33,9 +33,9 @@ def session_spec(uid="train-0-000001-e0", *, seed=7, limits=LIMITS, **contract):
 
 
 @asynccontextmanager
-async def running_app(app):
-    """The ASGI application on a free port of loopback; yields its URL."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+async def running_app(app, *, port=0):
+    """The ASGI application on a port of loopback, a free one unless it is given; yields its URL."""
+    listener = socket.create_server(("127.0.0.1", port), backlog=1024)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio itself sets it on sockets with a protocol number only
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
