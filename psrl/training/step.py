@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from psrl.algorithms.aggregate import aggregation_mode, raw_weights
-from psrl.algorithms.correction import Correction, RolloutCorrection, Rows
+from psrl.algorithms.correction import Correction, RolloutCorrection, Rows, bounded
 from psrl.algorithms.kl import kl_estimator
 from psrl.algorithms.losses import LossInputs, policy_losses
 from psrl.config.actor import ActorConfig
@@ -128,7 +128,7 @@ class OptimizerStep:
             values_N = values_N - settings.entropy_coeff * entropy_N
         for name, metric_N in outputs.means.items():
             totals.add_mean(f"train/{name}", metric_N)
-        log_ratio_N = (logprobs_N - old_N).detach()
+        log_ratio_N = bounded((logprobs_N - old_N).detach())
         totals.add_mean("train/entropy/mean", entropy_N)
         totals.add_mean("train/ratio/mean", log_ratio_N.exp())
         totals.add_maximum("train/ratio/max", log_ratio_N.exp())
