@@ -1,0 +1,96 @@
+"""Processes that are started again: killed twenty times at random moments, also while they start. The run goes on; no group is lost or
+trained on twice."""
+
+import signal
+import time
+
+import pytest
+
+from tests.faults.faulty_run import NUM_INJECTIONS, RECOVERY_LIMIT_S, WITHOUT_END, FaultyRun, kill
+
+pytestmark = pytest.mark.slow
+
+SESSIONS = ("psrl.rollout_gateway.enable=true", "gen_actor_rollout_ref.rollout.agent.default_agent_loop=multi_turn_completion_agent")
+TWO_REPLICAS = ("gen_actor_rollout_ref.rollout.num_replicas=2",)
+KINDS = {
+    "engine server": ("engine replica", ("psrl.engines.torch",), TWO_REPLICAS),
+    "only engine server": ("engine replica", ("psrl.engines.torch",), ()),
+    "engine actor": ("engine replica", ("ray::EngineReplicaActor",), TWO_REPLICAS),
+    "agent worker": ("agent worker", ("ray::AgentWorkerActor",), ("gen_actor_rollout_ref.rollout.agent.num_workers=2",)),
+    "only agent worker": ("agent worker", ("ray::AgentWorkerActor",), ()),
+    "parameter server": ("parameter server", ("ray::ParameterServerActor",), ()),
+    "gateway actor": ("gateway", ("ray::GatewayActor",), SESSIONS),
+    "session router": ("gateway", ("psrl.gateway --model-path",), SESSIONS),
+}
+"""Kind -> what errors call it, words of its command line, settings."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_that_is_killed_again_and_again_costs_time_and_nothing_else(tmp_path, kind):
+    unit, words, settings = KINDS[kind]
+    run = FaultyRun(tmp_path, kind, settings=(*settings, *WITHOUT_END))
+    run.begin()
+    for number in range(1, NUM_INJECTIONS + 1):
+        victim = run.until_alive(words)
+        pause_s = run.moment(5.0)
+        num_deaths, step, began = run.num_deaths(unit), run.num_steps(), time.monotonic()
+        kill(victim)
+        until_named(run, unit, num_deaths)
+        run.report(
+            number, f"{pause_s:.1f} s after it was there, at step {step}: pid {victim.pid}, named in {time.monotonic() - began:.1f} s"
+        )
+    until_recovered(run, unit)
+    run.until_steps(3)
+    run.stop()
+    run.check_record()
+    print(f"[{kind}] {run.num_deaths(unit)} deaths, {run.num_steps()} steps", flush=True)
+
+
+def test_smg_that_is_killed_again_and_again_costs_time_and_nothing_else(tmp_path):
+    run = FaultyRun(tmp_path, "SMG", settings=(*SESSIONS, *WITHOUT_END, "psrl.rollout_gateway.max_restarts=1000"))
+    run.begin()
+    for number in range(1, NUM_INJECTIONS + 1):
+        victim = run.until_alive(("psrl.gateway.smg_launch",))
+        pause_s = run.moment(4.0)
+        kill(victim)
+        run.report(number, f"{pause_s:.1f} s after it was there, at step {run.num_steps()}: pid {victim.pid}")
+    run.until_steps(3)
+    run.stop()
+    run.check_record()
+
+
+def test_a_replica_that_answers_nothing_is_started_again(tmp_path):
+    run = FaultyRun(tmp_path, "silent engine server", settings=(*TWO_REPLICAS, *WITHOUT_END))
+    run.begin()
+    for number in range(1, NUM_INJECTIONS + 1):
+        victim = run.until_alive(("psrl.engines.torch",))
+        pause_s = run.moment(5.0)
+        num_deaths, began = run.num_deaths("engine replica"), time.monotonic()
+        victim.send_signal(signal.SIGSTOP)
+        until_named(run, "engine replica", num_deaths)
+        run.report(number, f"{pause_s:.1f} s after it was there: pid {victim.pid} stopped, named in {time.monotonic() - began:.1f} s")
+    until_recovered(run, "engine replica")
+    run.until_steps(3)
+    run.stop()
+    run.check_record()
+
+
+def until_named(run: FaultyRun, unit: str, num_deaths: int) -> None:
+    """Until one more death of the unit stands in errors.jsonl."""
+    deadline = time.monotonic() + RECOVERY_LIMIT_S
+    while run.num_deaths(unit) <= num_deaths:
+        assert run.now.process.poll() is None, f"ended: {run.now.log()}"
+        assert time.monotonic() < deadline, f"the death of {unit} is not named: {run.now.log()}"
+        run.now.look()
+        time.sleep(0.05)
+
+
+def until_recovered(run: FaultyRun, unit: str) -> None:
+    """Until as many deaths as recoveries of the unit are told of, but for those that hit a start."""
+    deadline = time.monotonic() + RECOVERY_LIMIT_S
+    lines = lambda: [line for line in (run.folder / "output.txt").read_text().splitlines() if line.startswith(unit)]  # noqa: E731
+    while not lines()[-1].rstrip().endswith("is up again"):
+        assert run.now.process.poll() is None, f"ended: {run.now.log()}"
+        assert time.monotonic() < deadline, f"{unit} is not up again: {run.now.log()}"
+        run.now.look()
+        time.sleep(0.05)
