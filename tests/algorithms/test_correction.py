@@ -124,7 +124,7 @@ any_correction = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(values=st.lists(st.lists(any_float, min_size=1, max_size=6), max_size=5), options=any_correction)
 def test_any_input_gives_finite_weights(values, options):
     log_ratio = torch.tensor([v for row in values for v in row], dtype=torch.float32)
@@ -148,7 +148,7 @@ def loss_of(rows, mode, options, actor, total):
 rows_of_turns = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=7).map(sorted), min_size=1, max_size=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     mode=st.sampled_from(list(AggregationMode)), turns=rows_of_turns, options=any_correction,
     policy_loss=st.sampled_from(["ppo_clip", "reinforce"]), data=st.data(),
