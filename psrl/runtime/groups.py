@@ -118,11 +118,13 @@ class GroupResult:
     """As requested."""
     num_surplus: int = 0
     """Members that were ended, or not kept, because others were judged first."""
+    is_cancelled: bool = False
+    """Whether `end_group` cancelled it: nothing of it is kept."""
 
     @property
     def rewards(self) -> list[float]:
-        """Rewards of the members that could be judged."""
-        return [summary.reward for summary in self.summaries if summary.reward is not None]
+        """Rewards of the kept members that could be judged; of a cancelled group none."""
+        return [] if self.is_cancelled else [summary.reward for summary in self.summaries if summary.reward is not None]
 
 
 class AgentWorker:
@@ -222,7 +224,7 @@ class AgentWorker:
         self._plays[group] = play
         try:
             if before is not None:
-                await before
+                await asyncio.wait([before])  # Not awaited itself: a cancellation of this call must not reach what closes.
             for ticket in tickets:
                 if ticket.instance is not None:
                     self._generator.place(ticket.uid, ticket.instance)
@@ -265,6 +267,7 @@ class AgentWorker:
             oldest_version=min(versions, default=None),
             attempt=request.attempt,
             num_surplus=len(request.tickets) - len(members),
+            is_cancelled=is_cancelled,
         )
 
     def _leave(self, group: GroupUid, play: GroupPlay) -> None:

@@ -20,7 +20,7 @@ class Outcome(StrEnum):
     MAX_TOKENS = "max_tokens"
     """A turn or the trajectory reached its token limit; the cut turn executed nothing."""
     TIMEOUT = "timeout"
-    """The episode's or a step's seconds ran out because of what the policy did."""
+    """The episode's or a step's seconds ran out because of what the policy did, or psrl truncated it: what it had is judged."""
     AGENT_ERROR = "agent_error"
     """The agent program itself failed."""
     INFRA_ERROR = "infra_error"
