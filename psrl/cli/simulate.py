@@ -40,6 +40,7 @@ def simulate(
     ] = None,
     restart_s: Annotated[float | None, typer.Option(help="Seconds until what died works again (20).")] = None,
     run: Annotated[Path | None, typer.Option("--from", help="Take all of this from a run folder.", metavar="RUN_FOLDER")] = None,
+    from_steps: Annotated[str | None, typer.Option(help="Its steps that count; all but the first two.", metavar="N-M")] = None,
     steps: Annotated[int, typer.Option(help="Updates that are measured.", min=1)] = 40,
     warmup: Annotated[int | None, typer.Option(help="Updates before that (staleness + 3).", min=0)] = None,
     sweep: Annotated[list[str] | None, typer.Option(help="One simulation per value.", metavar="KEY=A,B,...")] = None,
@@ -65,6 +66,7 @@ def simulate(
         equal_share=equal_share,
         failure_rate=tuple(failure_rate or ()),
         restart_s=restart_s,
+        from_steps=from_steps,
     )
     settings = _settings_of(sweep or [])
     for each in settings:

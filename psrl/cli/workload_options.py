@@ -39,6 +39,7 @@ class WorkloadOptions:
     equal_share: float | None = None
     failure_rate: tuple[str, ...] = ()
     restart_s: float | None = None
+    from_steps: str | None = None
 
 
 def read_workload(options: WorkloadOptions, run: Path | None) -> Workload:
@@ -47,7 +48,7 @@ def read_workload(options: WorkloadOptions, run: Path | None) -> Workload:
     Raises:
         ConfigError: An option cannot be read or has no effect, or nothing says how long turns or updates take.
     """
-    measured = None if run is None else measured_workload(run)
+    measured = _measured(options, run)
     has_turns = any(getattr(options, name) is not None for name in SAY_TURNS)
     if measured is None and options.train is None:
         rule = "nothing says how long an update takes"
@@ -64,6 +65,16 @@ def read_workload(options: WorkloadOptions, run: Path | None) -> Workload:
     return replace(workload, failures=_failures(options, workload.failures))
 
 
+def _measured(options: WorkloadOptions, run: Path | None) -> Workload | None:
+    if options.from_steps is None:
+        return None if run is None else measured_workload(run)
+    if run is None:
+        rule = "has no effect without --from"
+        raise ConfigError(key="--from-steps", value=options.from_steps, rule=rule, fix="write --from RUN_FOLDER too")
+    first, last = _range("--from-steps", options.from_steps, "steps")
+    return measured_workload(run, first_step=first, last_step=last)
+
+
 def _refuse_parts_of_episodes(options: WorkloadOptions, run: Path | None) -> None:
     for name in OF_EPISODES:
         if getattr(options, name) is not None:
@@ -73,7 +84,7 @@ def _refuse_parts_of_episodes(options: WorkloadOptions, run: Path | None) -> Non
 
 
 def _with_turns(measured: Workload | None, options: WorkloadOptions) -> Workload:
-    """Turns as the options say; grading as measured, where it was and they do not say it."""
+    """Turns as the options say; tools and grading as measured, where they were and the options do not say them."""
     in_tokens = options.token_s is not None
     work = options.tokens if in_tokens else options.turn
     if work is None or (in_tokens and options.turn is not None):
@@ -89,13 +100,14 @@ def _with_turns(measured: Workload | None, options: WorkloadOptions) -> Workload
         raise ConfigError(
             key=_flag("tokens" if in_tokens else "turn"), value=work, rule=rule, fix="give it a positive, finite mean (max=...)"
         )
-    few, many = _turns(options.turns or "1")
-    grading = _latency("reward", options.reward or "0")
-    if options.reward is None and measured is not None and isinstance(measured.episodes, MeasuredEpisodes):
-        grading = measured.episodes.grading()
+    few, many = _range("--turns", options.turns or "1", "turns")
+    tool, grading = _latency("tool", options.tool or "0"), _latency("reward", options.reward or "0")
+    if measured is not None and isinstance(measured.episodes, MeasuredEpisodes):
+        tool = measured.episodes.tools() if options.tool is None else tool
+        grading = measured.episodes.grading() if options.reward is None else grading
     episodes = DrawnEpisodes(
         turn=turn,
-        tool=_latency("tool", options.tool or "0"),
+        tool=tool,
         reward=grading,
         min_turns=few,
         max_turns=many,
@@ -125,13 +137,12 @@ def _failures(options: WorkloadOptions, measured: Failures) -> Failures:
     return failures
 
 
-def _turns(text: str) -> tuple[int, int]:
+def _range(flag: str, text: str, what: str) -> tuple[int, int]:
     few, dash, many = text.partition("-")
     numbers = (few, many if dash else few)
     if not all(number.isdecimal() for number in numbers) or not 1 <= int(numbers[0]) <= int(numbers[1]):
-        raise ConfigError(
-            key="--turns", value=text, rule="is no number of turns and no range of them", fix="write --turns 3 or --turns 1-4"
-        )
+        fix = f"write {flag} 3 or {flag} 1-4"
+        raise ConfigError(key=flag, value=text, rule=f"is no number of {what} and no range of them", fix=fix)
     return int(numbers[0]), int(numbers[1])
 
 

@@ -24,8 +24,8 @@ from psrl.telemetry.trajectories import TRAIN_FILE, lengths_of_turns, read_traje
 from psrl.types import Episode, GroupUid
 from psrl.types.latency import Latency
 
-NUM_LEFT_OUT = 1
-"""First steps of a run, in which everything is slower."""
+NUM_LEFT_OUT = 2
+"""First steps of a run, in which everything is slower: nothing is warm, and the first weights are taken."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,27 +42,35 @@ class MeasuredEpisodes:
             drawn += rng.sample(group, min(len(group), num_members - len(drawn)))
         return drawn
 
+    def tools(self) -> Latency:
+        """Of its turns but the last ones."""
+        return _seen(tool_s for group in self.groups for plan in group for tool_s in plan.tools_s)
+
     def grading(self) -> Latency:
         """Of its episodes, with all that was neither generation nor tools."""
-        return Latency.empirical(tuple(plan.reward_s for group in self.groups for plan in group))
+        return _seen(plan.reward_s for group in self.groups for plan in group)
 
 
-def measured_workload(run: Path) -> Workload:
-    """What took time in the run of this folder.
+def measured_workload(run: Path, *, first_step: int = NUM_LEFT_OUT + 1, last_step: int | None = None) -> Workload:
+    """What took time in the run of this folder, from `first_step` to `last_step` (None: its last), both included.
 
     Raises:
-        ConfigError: It is no run folder, or holds no training episodes or no finished steps.
+        ConfigError: It is no run folder, or holds no training episodes or no finished steps there.
     """
+
+    def is_meant(step: int) -> bool:
+        return first_step <= step and (last_step is None or step <= last_step)
+
     folder = RunFolder.open(run)
     path = folder.trajectories / TRAIN_FILE
     groups: defaultdict[GroupUid, list[EpisodePlan]] = defaultdict(list)
     for record in read_trajectories(path) if path.is_file() else ():
-        if record.step > NUM_LEFT_OUT and record.episode.result.outcome.judges_policy:
+        if is_meant(record.step) and record.episode.result.outcome.judges_policy:
             groups[record.episode.ticket.group].append(plan_of(record.episode))
     found = read_metrics(folder.metrics) if folder.metrics.is_file() else {}
-    steps = [metrics for step, metrics in found.items() if step > NUM_LEFT_OUT and names.STEP_SECONDS in metrics]
+    steps = [metrics for step, metrics in found.items() if is_meant(step) and names.STEP_SECONDS in metrics]
     if not groups or not steps:
-        rule = f"holds no training episodes and steps after the first {NUM_LEFT_OUT}"
+        rule = f"holds no training episodes and finished steps from step {first_step} to {last_step or 'the last'}"
         fix = "name a folder runs/<recipe>/<start time> of a run of some steps, made with trainer.trajectories_per_step=0"
         raise ConfigError(key="--from", value=str(run), rule=rule, fix=fix)
     plans = [plan for group in groups.values() for plan in group]

@@ -92,6 +92,7 @@ class Simulation:
         self._marks: list[Marks] = []
         self._totals = Totals()
         self._is_training = False
+        self._is_settling = False
         self._train_rng, self._push_rng = rng_of(cluster.seed, "train"), rng_of(cluster.seed, "push")
         self._rest_rng = rng_of(cluster.seed, "rest")
         self._equal_rng = rng_of(cluster.seed, "equal rewards")
@@ -108,7 +109,7 @@ class Simulation:
         if psrl.proactive_filter.action != "none" or psrl.routing.migrate or psrl.sync.policy in ("throughput", "kv_cache"):
             self._events.after(TICK_S, self._tend)
         self._mark()
-        self._settle()
+        self._changed()
         num_quiet = 0
         while len(self._marks) <= num_steps:
             num_before, num_quiet = len(self._marks), num_quiet + 1
@@ -129,8 +130,14 @@ class Simulation:
 
     # ------------------------------------------------------------ feed
 
+    def _changed(self) -> None:
+        """See what can be done, once everything that happens at this moment has happened."""
+        if not self._is_settling:
+            self._is_settling = True
+            self._events.after(0.0, self._settle)
+
     def _settle(self) -> None:
-        """Do what can be done now; called after every change."""
+        self._is_settling = False
         self._train_if_ready()
         for order in self._coordinator.due_syncs():
             self._begin_sync(order)
@@ -170,7 +177,7 @@ class Simulation:
             version = admission.version if end.oldest is None else min(admission.version, end.oldest)
             self._arrived[end.group] = Arrived(version=version, num_tokens=end.num_tokens)
             self._totals.useful_slot_s += end.slot_s
-        self._settle()
+        self._changed()
 
     def _leave_out(self, group: GroupUid, fate: str, *, may_come_again: bool) -> None:
         del self._admissions[group]
@@ -208,11 +215,11 @@ class Simulation:
         self._coordinator.published(self._coordinator.advance())
         self._mark()
         self._events.after(self._workload.rest.draw(self._rest_rng), self._rested)
-        self._settle()
+        self._changed()
 
     def _rested(self) -> None:
         self._is_training = False
-        self._settle()
+        self._changed()
 
     def _mark(self) -> None:
         for instance in self._instances:
@@ -231,7 +238,7 @@ class Simulation:
     def _synced(self, index: int, version: PolicyVersion) -> None:
         self._totals.num_syncs += 1
         self._coordinator.synced(index, version)
-        self._settle()
+        self._changed()
 
     def _tend(self) -> None:
         self._events.after(TICK_S, self._tend)
@@ -247,7 +254,7 @@ class Simulation:
             else:
                 self._rollout.cancel(overdue.group)
                 self._leave_out(overdue.group, "null", may_come_again=overdue.action == "retry")
-        self._settle()
+        self._changed()
 
     # ------------------------------------------------------------ failures
 
@@ -260,7 +267,7 @@ class Simulation:
         self._coordinator.instance_is_down(index)
         self._rollout.instance_died(index)
         self._events.after(self._workload.failures.restart_s, lambda: self._instance_comes_up(index))
-        self._settle()
+        self._changed()
 
     def _instance_comes_up(self, index: int) -> None:
         version = self._coordinator.latest
@@ -268,7 +275,7 @@ class Simulation:
         self._coordinator.instance_is_up(index, version)
         self._rollout.instance_is_up()
         self._plan_death_of_instance(index)
-        self._settle()
+        self._changed()
 
     def _plan_death_of_worker(self, index: int) -> None:
         if rate := self._workload.failures.worker_per_s:

@@ -30,15 +30,15 @@ class InstanceSyncs:
         self._partial_rollout = partial_rollout
         self._workload = workload
         self._on_synced = on_synced
-        self._sync_rng, self._pause_rng = rng_of(seed, "sync"), rng_of(seed, "pause")
+        self._seed = seed
         self._under_way: dict[int, object] = {}
 
     def begin(self, index: int, version: PolicyVersion) -> None:
         """Stage, pause, swap, resume."""
         assert index not in self._under_way, f"instance {index} takes weights already"
         self._under_way[index] = ticket = object()
-        sync_s, pause_s = self._workload.sync.draw(self._sync_rng), self._workload.pause.draw(self._pause_rng)
-        pause_s = min(pause_s, sync_s)
+        sync_s = self._workload.sync.draw(rng_of(self._seed, f"sync {version}"))  # the same weights take all instances as long
+        pause_s = min(sync_s, self._workload.pause.draw(rng_of(self._seed, f"pause {version}")))
         instance = self._instances[index]
 
         def is_still_on() -> bool:

@@ -69,6 +69,7 @@ def test_a_sweep_has_one_simulation_for_each_value(capsys):
         ((*TURNS, "--sweep", "psrl.stalenes=0,1"), "psrl.staleness"),
         ((*TURNS, "--equal-share", "1"), "--equal-share"),
         (("--from", "nowhere"), "nowhere"),
+        ((*TURNS, "--from-steps", "3-9"), "--from RUN_FOLDER"),
     ],
 )
 def test_wrong_options_say_what_to_write(capsys, arguments, named):

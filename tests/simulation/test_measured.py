@@ -81,10 +81,10 @@ def test_seconds_and_shares_of_a_run_become_a_workload(run):
     assert [part.mean() for part in (workload.train, workload.push, workload.rest, workload.sync, workload.pause)] == pytest.approx(
         [3.0, 0.5, 0.25, 0.75, 0.25]
     )
-    # The first step is left out: 3 steps with 2 filtered beside 2 trained groups, and one retry for 4 kept episodes.
+    # The first two steps are left out; the others have 2 filtered beside 2 trained groups, and one retry for 4 kept episodes.
     assert workload.equal_share == pytest.approx(0.5)
     assert workload.failures.episode_share == pytest.approx(1 / 5)
-    assert len(workload.episodes.groups) == 6
+    assert len(workload.episodes.groups) == 4
     plan = workload.episodes.groups[0][0]
     assert (plan.work, plan.tools_s, plan.reward_s, plan.num_tokens) == ((1.0, 1.0), (1.0,), 0.5, (3.0, 3.0))
 
