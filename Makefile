@@ -1,5 +1,5 @@
 # Each target is enough on a fresh machine: it sets up first, and a second run installs nothing.
-.PHONY: train test test-slow fuzz lint bench setup
+.PHONY: train test test-slow faults fuzz lint bench setup
 
 train:
 	@scripts/setup.sh
@@ -12,6 +12,11 @@ test:
 test-slow:
 	@scripts/setup.sh tests
 	.venv/bin/python -m pytest -m slow
+
+# Twenty faults of each kind in real runs, some hours; PSRL_INJECTIONS and PSRL_FAULT_SEED change how many and when.
+faults:
+	@scripts/setup.sh tests
+	.venv/bin/python -m pytest -m slow -s tests/faults
 
 fuzz:
 	@scripts/setup.sh tests

@@ -45,16 +45,19 @@ class Fleet:
 
         Args:
             instance: Its index.
-            version: The parameter server holds it.
+            version: One that the parameter server holds.
             mode: What its running requests do: `keep`, `abort` or `wait`.
 
         Waits for: the replicas' reports. Unblocked by: the replicas, or the deadline.
 
         Raises:
-            EngineError: The instance is down, or went down; `run` tells when it is back, with the version that it then has.
+            EngineError: The version is not held any more; or the instance is down, or went down: `run` tells when it is back, and
+                with which version.
             WeightSyncError: A replica reports another version, fewer tensors or another checksum; the run must stop.
             DeadlineError: It did not end in time.
         """
+        if not self._parameter_server.holds(version):
+            raise EngineError(f"weights {version} are not held any more")
         manifest = self._parameter_server.manifest(version)
         results = await asyncio.gather(*(replica.sync(manifest, mode) for replica in self._instances[instance]), return_exceptions=True)
         for result in results:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Never
 
+import psutil
 import ray
 
-from psrl.errors import ActorDiedError, ProcessDiedError, PsrlError
+from psrl.errors import ActorDiedError, DeadlineError, ProcessDiedError, PsrlError
 from psrl.processes.kept import RestartHistory, RestartLimit
 from psrl.runtime.supervision import answer_of, end_of, first_done, look_of
 
@@ -29,6 +31,33 @@ class KeptLimits:
     """Of one start."""
     silent_after_s: float
     """An actor that answers nothing for so long is taken as dead."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ActorProcess:
+    """Where an actor lives."""
+
+    node: str
+    pid: int
+    began: float
+    """As psutil tells it: a pid may be given out again."""
+
+    def __str__(self) -> str:
+        return f"pid {self.pid}"
+
+    @staticmethod
+    def of(_: object) -> ActorProcess:
+        """To be called in the actor."""
+        process = psutil.Process()
+        return ActorProcess(node=ray.get_runtime_context().get_node_id(), pid=process.pid, began=process.create_time())
+
+    def kill(self) -> None:
+        """End it where it is on this node and still there."""
+        if self.node == ray.get_runtime_context().get_node_id():
+            with suppress(psutil.NoSuchProcess):
+                process = psutil.Process(self.pid)
+                if process.create_time() == self.began:
+                    process.kill()
 
 
 class KeptActor:
@@ -63,6 +92,7 @@ class KeptActor:
         self._up = asyncio.Event()
         self._suspected = asyncio.Event()
         self._changes: list[Callable[[], None]] = []
+        self._process: ActorProcess | None = None
         self.handle = make()
 
     @property
@@ -79,10 +109,9 @@ class KeptActor:
         """Have `call` called whenever the actor went down or came up."""
         self._changes.append(call)
 
-    def is_ready(self) -> None:
+    async def ready(self) -> None:
         """Its first actor is prepared."""
-        self._up.set()
-        self._tell()
+        await self._go_up()
 
     def suspect(self, handle: ray.actor.ActorHandle) -> None:
         """Whoever asked `handle` found it dead: it is not used any more, and looked at now instead of in a while."""
@@ -114,20 +143,22 @@ class KeptActor:
                     break
                 except PsrlError as error:
                     cause = f"it did not start again: {error}"
-            self._up.set()
             self._note(f"{self.name} is up again")
-            self._tell()
 
     async def answers(self, handle: ray.actor.ActorHandle) -> bool:
         """Whether `handle` lives; one that does not is suspected, so that it is replaced."""
         try:
             await look_of(self.name, handle.__ray_ready__.remote(), LOOK_DEADLINE_S)
-        except ProcessDiedError:
+        except (ProcessDiedError, DeadlineError):
             self.suspect(handle)
             return False
         return True
 
     async def _ended(self) -> str:
+        cause = await self._end()
+        return f"{cause} ({self._process})" if self._process is not None else cause
+
+    async def _end(self) -> str:
         ends = [end_of(self.handle, suspected=self._suspected, silent_after_s=self._limits.silent_after_s)]
         return await first_done([*ends, self._watched_end()] if self._has_watch else ends)
 
@@ -141,13 +172,26 @@ class KeptActor:
         raise AssertionError(f"watch() of {self.name} returns only by raising")
 
     async def _start_again(self) -> None:
+        """Make, prepare and offer the next actor."""
+        await self._replace()
+        await self._go_up()
+
+    async def _replace(self) -> None:
         self._suspected.clear()
-        ray.kill(self.handle, no_restart=True)  # one that only answers nothing would else come back beside its successor
+        ray.kill(self.handle, no_restart=True)
+        if self._process is not None:
+            self._process.kill()  # one that only answers nothing does not hear Ray, and would come back beside its successor
         try:
             self.handle = self._make()
         except (ray.exceptions.RayError, ValueError) as error:
             raise ProcessDiedError(f"Ray makes no actor: {error}") from error
         await answer_of(f"start of {self.name}", self._prepare(self.handle), self._limits.startup_s)
+
+    async def _go_up(self) -> None:
+        place = await look_of(self.name, self.handle.__ray_call__.remote(ActorProcess.of), LOOK_DEADLINE_S)
+        self._process = place
+        self._up.set()
+        self._tell()
 
     def _go_down(self) -> None:
         if self._up.is_set():

@@ -88,8 +88,8 @@ class KeptReplica(KeptActor):
             num_running=load.num_running, num_waiting=load.num_waiting, tokens_per_s=load.tokens_per_s, cache_usage=load.cache_usage
         )
 
-    async def _ended(self) -> str:
-        return await first_done((super()._ended(), self._stuck()))
+    async def _end(self) -> str:
+        return await first_done((super()._end(), self._stuck()))
 
     async def _stuck(self) -> str:
         since = time.monotonic()
@@ -103,11 +103,12 @@ class KeptReplica(KeptActor):
 
     async def _start_again(self) -> None:
         self._suspected.clear()
-        try:
+        if await self.answers(self.handle):
             await answer_of(f"start of {self.name}", self.handle.restart.remote(), self._limits.startup_s)
-        except ActorDiedError:
-            await super()._start_again()
+        else:
+            await self._replace()
         await self._take_weights()
+        await self._go_up()
 
     async def _start_paused(self, handle: ray.actor.ActorHandle) -> None:
         await handle.start.remote(paused=True)

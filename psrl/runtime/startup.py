@@ -83,8 +83,7 @@ async def start_cluster(cluster: Cluster, config: Config, *, ray_processes: RayP
         *(worker.connect.remote() for worker in cluster.train_workers),
         *(worker.handle.connect.remote(cluster.endpoints.get()) for worker in workers),
     )
-    for kept in cluster.kept:
-        kept.is_ready()
+    await checklist.step("watch", *(kept.ready() for kept in cluster.kept))
     return _supervisor_of(cluster, config, ray_processes)
 
 

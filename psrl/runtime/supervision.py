@@ -114,6 +114,8 @@ def cause_of(what: str, error: RayTaskError) -> PsrlError:
 def first_line(error: BaseException) -> str:
     """The part of Ray's long messages that says what happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "creation task" in lines[0]:
+        return f"{lines[0].partition(',')[0]}: {lines[-1]}"  # the exception stands below its traceback
     return lines[0] if lines else type(error).__name__
 
 

@@ -26,7 +26,7 @@ class WorkerPool:
     """
 
     def __init__(self, workers: Sequence[KeptActor], *, note: Callable[[str], None]) -> None:
-        """`note` takes a line for people for every group that is sent again."""
+        """`note` takes a line for people for every worker that died with groups."""
         self.workers = tuple(workers)
         self._note = note
         self._worker_of: dict[GroupUid, KeptActor] = {}
@@ -37,7 +37,7 @@ class WorkerPool:
         self.num_resent = 0
         """Groups that were sent again, so far."""
         for worker in self.workers:
-            worker.on_change(self._changed.set)
+            worker.on_change(lambda worker=worker: self._look_at(worker))
 
     async def play(self, request: GroupRequest, *, what: str, deadline_s: float) -> GroupResult:
         """Have a group played; a worker that dies is left for another.
@@ -57,7 +57,6 @@ class WorkerPool:
                     return await self._play_in(worker, request, what, until)
                 except ActorDiedError:
                     self.num_resent += 1
-                    self._note(f"{what} was in {worker.name}, which died; it is played again")
         finally:
             self._ended.pop(group, None)
 
@@ -97,6 +96,11 @@ class WorkerPool:
             await answer_of(f"{call} of {group} in {worker.name}", method.remote(group, argument), CONTROL_DEADLINE_S)
         except ActorDiedError:
             worker.suspect(handle)  # its groups are played again by others
+
+    def _look_at(self, worker: KeptActor) -> None:
+        self._changed.set()
+        if not worker.is_up and self._num_playing[worker]:
+            self._note(f"{self._num_playing[worker]} groups that were in {worker.name} are played again")
 
     async def _least_busy(self, what: str, until: float) -> KeptActor:
         while not (up := [worker for worker in self.workers if worker.is_up]):

@@ -17,6 +17,7 @@ from psrl.runtime.recovery import newest_whole_checkpoint
 from psrl.sandbox.reaper import find_leftovers
 from psrl.telemetry.errors_log import ErrorRecord, read_errors
 from psrl.telemetry.group_log import check_group_log, read_group_log
+from psrl.telemetry.metric_log import read_metrics
 from psrl.telemetry.run_folder import RunFolder
 from tests.runtime.command import Command, start
 
@@ -52,6 +53,8 @@ class FaultyRun:
     kind: str
     recipe: str = "retool_tiny"
     settings: tuple[str, ...] = ()
+    runs: Path | None = None
+    """Where its run folders lie; None: in `folder`."""
     command: Command | None = None
     random: random.Random = field(init=False)
     shm_before: frozenset[str] = field(init=False)
@@ -64,12 +67,14 @@ class FaultyRun:
 
     def begin(self) -> None:
         """Start it; returns after its first step."""
-        self.command = start(self.folder, "train", self.recipe, *SMALL, f"trainer.default_local_dir={self.folder}", *self.settings)
+        self.command = start(
+            self.folder, "train", self.recipe, *SMALL, f"trainer.default_local_dir={self.runs or self.folder}", *self.settings
+        )
         self.until_steps(1)
 
     def go_on(self, *more: str) -> None:
         """Resume it; returns after its first step, if it has one more to do."""
-        self.command = start(self.folder, "train", self.recipe, "--resume", f"trainer.default_local_dir={self.folder}", *more)
+        self.command = start(self.folder, "train", self.recipe, "--resume", f"trainer.default_local_dir={self.runs or self.folder}", *more)
 
     @property
     def now(self) -> Command:
@@ -77,9 +82,13 @@ class FaultyRun:
         assert self.command is not None, "begin() comes first"
         return self.command
 
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """By step, of the run folder."""
+        return read_metrics(self.run_folder.metrics) if RunFolder.latest(self.runs or self.folder, self.recipe_name) else {}
+
     def num_steps(self) -> int:
         """Training steps that stand in the metrics."""
-        return max((step for step, metrics in self.now.metrics().items() if "train/loss/value" in metrics), default=0)
+        return max((step for step, metrics in self.metrics().items() if "train/loss/value" in metrics), default=0)
 
     def until_steps(self, more: int) -> None:
         """Until the run did `more` steps from here on."""
@@ -125,7 +134,7 @@ class FaultyRun:
     @property
     def run_folder(self) -> RunFolder:
         """Of the run."""
-        found = RunFolder.latest(self.folder, self.recipe_name)
+        found = RunFolder.latest(self.runs or self.folder, self.recipe_name)
         assert found is not None, "the run made no folder"
         return found
 
@@ -170,7 +179,7 @@ class FaultyRun:
 
     def check_record(self) -> None:
         """Every reward is finite; every group that was given has one fate, or waits in the last checkpoint."""
-        for step, metrics in self.now.metrics().items():
+        for step, metrics in self.metrics().items():
             for name in ("reward/episode/mean", "train/loss/value"):
                 assert name not in metrics or math.isfinite(metrics[name]), (step, name)
         run = self.run_folder

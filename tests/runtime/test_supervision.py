@@ -6,12 +6,12 @@ from typing import Never
 
 import pytest
 
-from psrl.errors import ConfigError, DeadlineError, ProcessDiedError, PsrlError, WeightSyncError
+from psrl.errors import ActorDiedError, ConfigError, DeadlineError, ProcessDiedError, PsrlError, WeightSyncError
 from psrl.processes.kept import RestartHistory, RestartLimit
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.runtime.kept_replica import check_report
 from psrl.runtime.lifetime import cause_in, unless_stopped
-from psrl.runtime.supervision import Supervisor, UnitsInFlight, answer_of
+from psrl.runtime.supervision import Supervisor, UnitsInFlight, answer_of, first_line
 from psrl.runtime.watchdog import Watchdog
 
 
@@ -164,6 +164,14 @@ def test_a_replica_that_reports_other_weights_stops_the_run(report):
     check_report("replica 0", manifest, WeightReport(version=3, num_matched=1, num_expected=1, checksum="c"))
     with pytest.raises(WeightSyncError, match="replica 0 has version"):
         check_report("replica 0", manifest, report)
+
+
+def test_an_actor_that_could_not_be_made_says_why():
+    error = ActorDiedError(
+        "The actor died because of an error raised in its creation task, \x1b[36mray::A.__init__()\x1b[39m (pid=1)\n"
+        '  File "a.py", line 1, in __init__\nTypeError: unexpected keyword\n'
+    )
+    assert first_line(error) == "The actor died because of an error raised in its creation task: TypeError: unexpected keyword"
 
 
 def test_errors_cross_processes_whole():
