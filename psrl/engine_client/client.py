@@ -269,6 +269,8 @@ class HttpGenerator:
         return chosen
 
     def _remember(self, session: str, replica: HttpReplica) -> None:
+        if len(self.replicas) == 1:
+            return  # There is nothing to choose: behind SMG, which keeps sessions where they are by itself.
         self.forget(session)
         self._replica_of[session] = replica
         self._num_sessions[replica] += 1

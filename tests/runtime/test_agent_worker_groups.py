@@ -1,6 +1,8 @@
 """The plain object of an agent worker plays groups: rows, versions, attempts, ends and moves; on scripted engines over HTTP."""
 
 import asyncio
+import random
+from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -45,6 +47,10 @@ class Slow(Environment[str, str]):
 class Stage:
     def __init__(self, worker, plane, cores):
         self.worker, self.plane, self.cores = worker, plane, cores
+
+    @property
+    def num_sampled(self):
+        return sum(core.load().num_sampled_tokens for core in self.cores)
 
     async def when_running(self, count, *, at=0):
         await until(lambda: self.cores[at].load().num_running == count)
@@ -144,6 +150,58 @@ def test_a_group_moves_with_its_running_turns_and_stays_where_it_went():
     assert [summary.counts["resumed_turns"] for summary in result.summaries] == [1, 1]
     assert (source.num_running, target.num_running) == (0, 0)
     assert target.num_sampled_tokens > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_that_end_at_random_leave_nothing_behind(seed):
+    """Eighty groups, eight at once: some have redundant members, some are cancelled, truncated or moved at some moment."""
+    draw = random.Random(seed)
+
+    async def one_group(stage, number, room):
+        async with room:
+            size = draw.randint(1, 4)
+            uid = f"train-0-{number}"
+            task = replace(TASK, uid=uid, env_class=None)
+            needed, instances = draw.randint(1, size), [draw.randrange(2) for _ in range(size)]
+            playing = asyncio.create_task(stage.worker.run_group(request(size, task=task, num_needed=needed, instances=instances)))
+            for _ in range(draw.randint(0, 2)):
+                num_sampled = stage.num_sampled + draw.randint(1, 300)
+                await until(lambda at=num_sampled: playing.done() or stage.num_sampled >= at)
+                act = draw.choice(["move", EndHow.CANCEL, EndHow.TRUNCATE, EndHow.TRUNCATE])
+                if act == "move":
+                    await stage.worker.move_group(GroupUid(uid), draw.randrange(2))
+                else:
+                    await stage.worker.end_group(GroupUid(uid), act)
+            result = await playing
+            assert len(result.rewards) <= needed
+            assert [f"{record.ticket.uid}-t0" for record in result.records if record.score.reward is not None] == result.meta.keys
+            assert not result.is_cancelled or not result.meta.keys
+            assert result.num_surplus + len(result.summaries) == size
+            if len(result.rewards) < needed and not result.is_cancelled:
+                assert result.num_surplus == 0
+                assert {summary.outcome for summary in result.summaries if summary.reward is None} | {Outcome.ABORTED} == {Outcome.ABORTED}
+            return result
+
+    async def body(stage):
+        room = asyncio.Semaphore(8)
+        results = await asyncio.gather(*(one_group(stage, number, room) for number in range(80)))
+        worker = stage.worker
+        for core in stage.cores:
+            await until(lambda core=core: core.load().num_running + core.load().num_waiting == 0)
+        await until(lambda: not worker._leaving)
+        assert (worker._plays, worker._train_pool.seconds_in_flight, worker._train_pool._tasks) == ({}, {}, {})
+        assert worker._train_pool._runner._parts.truncations._orders == {}
+        generator = worker._generator
+        assert (generator._replica_of, generator._in_flight, set(generator._num_sessions.values())) == ({}, {}, {0})
+        assert sorted(stage.plane.keys()) == sorted(key for result in results for key in result.meta.keys)
+        return results
+
+    slow, call = (ANSWER * 3, {"per_token_s": 0.01}), (CALL, {})
+    results = play(body, [call, slow, (ANSWER, {}), call, slow], [slow, call, (ANSWER, {})])
+    assert sum(result.is_cancelled for result in results) >= 1
+    assert sum(result.num_surplus for result in results) >= 1
+    outcomes = Counter(summary.outcome for result in results for summary in result.summaries)
+    assert min(outcomes[outcome] for outcome in (Outcome.FINISHED, Outcome.TIMEOUT, Outcome.ABORTED)) >= 1, outcomes
 
 
 def test_validation_puts_no_row_into_the_data_plane():
