@@ -86,6 +86,8 @@ class TrainLoop:
         return ready
 
     async def _ready_or_stop(self) -> ReadyBuffer | None:
+        if self._stop.is_set():
+            return None  # also where the next buffer is ready, as it nearly always is with staleness
         ready = asyncio.create_task(self._board.take_ready(), name="ready buffer")
         stopped = asyncio.create_task(self._stop.wait(), name="stop")
         try:
