@@ -124,7 +124,7 @@ class EngineReplicaActor:
     @asynccontextmanager
     async def _pulled(self, parameter_server: ray.actor.ActorHandle, version: PolicyVersion) -> AsyncIterator[WeightManifest]:
         """The version where this node can map it; it stays there while the body runs."""
-        lease, manifest, (writer,) = await parameter_server.begin_pull.remote(version)
+        lease, manifest, writer = await parameter_server.begin_pull.remote(version)
         try:
             yield await node_weights(manifest, writer)
         finally:

@@ -17,12 +17,12 @@ NODE = "node"
 NUM_KEPT = 2
 
 
-async def node_weights(manifest: WeightManifest, writer: ray.actor.ActorHandle) -> WeightManifest:
+async def node_weights(manifest: WeightManifest, writer: str) -> WeightManifest:
     """The version where processes of this node can map it; brought over the network where nobody here has it yet.
 
     Args:
         manifest: As it was pushed.
-        writer: The train worker that has its bytes.
+        writer: Name of the train worker that has its bytes. Not a handle: to read one, a process imports all that the worker imports.
     """
     node = ray.get_runtime_context().get_node_id()
     if manifest.location[NODE] == node:
@@ -32,7 +32,7 @@ async def node_weights(manifest: WeightManifest, writer: ray.actor.ActorHandle) 
         get_if_exists=True,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     ).remote()
-    local: WeightManifest = await holder.bring.remote(manifest, [writer])
+    local: WeightManifest = await holder.bring.remote(manifest, writer)
     return local
 
 
@@ -44,7 +44,7 @@ class NodeWeightsActor:
         self._versions: dict[PolicyVersion, SharedVersion] = {}
         self._bringing = asyncio.Lock()
 
-    async def bring(self, manifest: WeightManifest, writer: list[ray.actor.ActorHandle]) -> WeightManifest:
+    async def bring(self, manifest: WeightManifest, writer: str) -> WeightManifest:
         """Where the version lies on this node; fetched by the first who asks.
 
         Raises:
@@ -53,8 +53,11 @@ class NodeWeightsActor:
         async with self._bringing:
             shared = self._versions.get(manifest.version)
             if shared is None or shared.manifest.checksum != manifest.checksum:
-                buffer: np.ndarray = await writer[0].weights.remote(manifest.version)
+                buffer: np.ndarray = await ray.get_actor(writer).weights.remote(manifest.version)
                 shared = await asyncio.to_thread(publish, manifest, [(0, buffer)])
+                superseded = self._versions.pop(manifest.version, None)
+                if superseded is not None:
+                    superseded.close()
                 self._versions[manifest.version] = shared
                 for old in sorted(self._versions)[:-NUM_KEPT]:
                     self._versions.pop(old).close()

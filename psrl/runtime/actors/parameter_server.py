@@ -18,7 +18,7 @@ class ParameterServerActor:
 
     def __init__(self, *, num_kept: int, lease_s: float = 120.0) -> None:
         """`lease_s`: so long a writer or reader that died can hold up the others."""
-        self._versions: VersionStore[list[ray.actor.ActorHandle]] = VersionStore(keep=num_kept, lease_s=lease_s)
+        self._versions: VersionStore[str] = VersionStore(keep=num_kept, lease_s=lease_s)
         self._push_ended = asyncio.Condition()
 
     async def begin_push(self, version: PolicyVersion) -> Lease:
@@ -34,8 +34,8 @@ class ParameterServerActor:
                     break
             return self._versions.begin_push(version, now_s=time.monotonic())
 
-    async def commit_push(self, lease: Lease, manifest: WeightManifest, writer: list[ray.actor.ActorHandle]) -> tuple[PolicyVersion, ...]:
-        """Make a complete version visible; the versions that are held from now on. `writer` is one actor that has its bytes."""
+    async def commit_push(self, lease: Lease, manifest: WeightManifest, writer: str) -> tuple[PolicyVersion, ...]:
+        """Make a complete version visible; the versions that are held from now on. `writer` is the name of the actor that has its bytes."""
         held = self._versions.commit_push(lease, manifest, writer, now_s=time.monotonic())
         await self._notify()
         return held
@@ -45,7 +45,7 @@ class ParameterServerActor:
         self._versions.abort_push(lease)
         await self._notify()
 
-    async def begin_pull(self, version: PolicyVersion | None = None) -> tuple[Lease, WeightManifest, list[ray.actor.ActorHandle]]:
+    async def begin_pull(self, version: PolicyVersion | None = None) -> tuple[Lease, WeightManifest, str]:
         """Become a reader of a version, None: of the latest. It is held until `end_pull`, or as long as the lease."""
         lease, stored = self._versions.begin_pull(version, now_s=time.monotonic())
         return lease, stored.manifest, stored.reference

@@ -170,7 +170,7 @@ class TrainWorkerActor:
         """Make a written version visible, and free what nobody can pull any more."""
         manifest = self._published[version].manifest
         manifest = dataclasses.replace(manifest, location=manifest.location | {NODE: ray.get_runtime_context().get_node_id()})
-        held = await parameter_server.commit_push.remote(lease, manifest, [ray.get_runtime_context().current_actor])
+        held = await parameter_server.commit_push.remote(lease, manifest, ray.get_runtime_context().get_actor_name() or "")
         for old in [old for old in self._published if old < version and old not in held]:
             self._published.pop(old).close()
         return manifest
