@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
@@ -20,6 +21,8 @@ from psrl.errors import ProcessDiedError
 POLL_S = 0.05
 HEALTH_TIMEOUT_S = 2.0
 STOP_GRACE_S = 5.0
+KILL_WAIT_S = 5.0
+"""A process that was killed is gone as soon as the kernel has freed its memory."""
 HEALTH_LOOK_S = 1.0
 SILENT_AFTER_S = 20.0
 """A server that answers no `/health` for so long is taken as lost; on a busy machine a live one takes some seconds."""
@@ -122,19 +125,17 @@ class ChildProcess:
             return file.read().decode(errors="replace").strip() or "(nothing)"
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """TERM, then KILL, to the whole process group; may be called twice, and without a start."""
+        """TERM, then KILL after `grace_s`, to the whole process group; may be called twice, and without a start."""
         if self._process is None:
             return
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        for signal_number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_WAIT_S)):
             try:
                 os.killpg(self._process.pid, signal_number)
             except ProcessLookupError:
                 break
-            try:
-                self._process.wait(grace_s)
-            except subprocess.TimeoutExpired:
-                continue
-        self._process.wait(grace_s)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(patience_s)
+        self._process.wait(KILL_WAIT_S)
 
     async def _bound(self) -> socket.socket:
         deadline = asyncio.get_running_loop().time() + self._port_wait_s

@@ -15,7 +15,7 @@ from psrl.runtime.build import Cluster, Reports, make_cluster
 from psrl.runtime.cluster import RayProcesses, ray_of
 from psrl.runtime.run_record import RunRecord
 from psrl.runtime.shutdown import StopRequest, stop_cluster
-from psrl.runtime.startup import start_cluster
+from psrl.runtime.startup import Checklist, start_cluster
 from psrl.runtime.supervision import UNITS, end_tasks
 from psrl.runtime.watchdog import Watchdog
 
@@ -74,9 +74,11 @@ def _tell(record: RunRecord, cause: PsrlError) -> None:
 async def _start_and_work(
     cluster: Cluster, config: Config, record: RunRecord, work: Work, ray_processes: RayProcesses, stop: asyncio.Event
 ) -> None:
-    supervisor = await unless_stopped(start_cluster(cluster, config, ray_processes=ray_processes, progress=record.started), stop)
+    checklist = Checklist(limit_s=config.psrl.deadlines.startup_s, done=record.started)
+    supervisor = await unless_stopped(start_cluster(cluster, config, ray_processes=ray_processes, checklist=checklist), stop)
     if supervisor is None:
         return
+    record.note(f"up after Ray: {checklist}")
     watching = asyncio.create_task(supervisor.run(), name="supervisor")
     working = asyncio.create_task(work(cluster, stop), name="work")
     watchdog = asyncio.create_task(Watchdog(UNITS, stall_s=config.psrl.deadlines.stall_s, tell=record.stalled).run(), name="watchdog")

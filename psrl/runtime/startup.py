@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -29,8 +30,13 @@ class Checklist:
         """`done` is told of each part."""
         self._limit_s = limit_s
         self._done = done
+        self._began_s = time.monotonic()
         self._open: dict[str, None] = {}
-        self._closed: list[str] = []
+        self._closed: dict[str, float] = {}
+
+    def __str__(self) -> str:
+        """Every part that is up, with the seconds that it took since the list was begun."""
+        return ", ".join(f"{what} {seconds:.1f} s" for what, seconds in self._closed.items())
 
     async def step(self, what: str, *awaitables: object) -> list[Any]:
         """One part; its results.
@@ -42,21 +48,19 @@ class Checklist:
         try:
             results: list[Any] = await answer_of(what, asyncio.gather(*awaitables), self._limit_s)  # type: ignore[call-overload]
         except DeadlineError as error:
-            waiting = ", ".join(self._open)
-            raise DeadlineError(f"start-up: {error} (up: {', '.join(self._closed) or 'nothing'}; awaited: {waiting})") from error
+            raise DeadlineError(f"start-up: {error} (up: {str(self) or 'nothing'}; awaited: {', '.join(self._open)})") from error
         del self._open[what]
-        self._closed.append(what)
+        self._closed[what] = time.monotonic() - self._began_s
         self._done(what)
         return results
 
 
-async def start_cluster(cluster: Cluster, config: Config, *, ray_processes: RayProcesses, progress: Callable[[str], None]) -> Supervisor:
+async def start_cluster(cluster: Cluster, config: Config, *, ray_processes: RayProcesses, checklist: Checklist) -> Supervisor:
     """Bring every process up; the supervisor watches them from then on.
 
     Raises:
         PsrlError: The first part that failed, by name, within `psrl.deadlines.startup_s`.
     """
-    checklist = Checklist(limit_s=config.psrl.deadlines.startup_s, done=progress)
 
     async def train_workers() -> None:
         if cluster.train_workers:

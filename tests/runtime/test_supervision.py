@@ -11,6 +11,7 @@ from psrl.processes.kept import RestartHistory, RestartLimit
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.runtime.kept_replica import check_report
 from psrl.runtime.lifetime import cause_in, unless_stopped
+from psrl.runtime.startup import Checklist
 from psrl.runtime.supervision import Supervisor, UnitsInFlight, answer_of, first_line
 from psrl.runtime.watchdog import Watchdog
 
@@ -164,6 +165,16 @@ def test_a_replica_that_reports_other_weights_stops_the_run(report):
     check_report("replica 0", manifest, WeightReport(version=3, num_matched=1, num_expected=1, checksum="c"))
     with pytest.raises(WeightSyncError, match="replica 0 has version"):
         check_report("replica 0", manifest, report)
+
+
+def test_a_part_that_does_not_start_is_told_with_what_is_up_and_what_else_is_awaited():
+    async def run():
+        checklist = Checklist(limit_s=0.2, done=lambda what: None)
+        await checklist.step("engines", asyncio.sleep(0))
+        await checklist.step("gateway", asyncio.Event().wait())
+
+    with pytest.raises(DeadlineError, match=r"start-up: gateway did not end within 0\.2 s \(up: engines 0\.0 s; awaited: gateway\)"):
+        asyncio.run(run())
 
 
 def test_an_actor_that_could_not_be_made_says_why():
