@@ -137,6 +137,10 @@ class WeightSyncError(PsrlError):
     """A replica did not end up with the weights that were pushed; the run stops."""
 
 
+class RunFolderError(PsrlError):
+    """The run folder cannot be written: its disk is full, read-only or broken."""
+
+
 class CheckpointError(PsrlError):
     """A checkpoint cannot be written or read."""
 

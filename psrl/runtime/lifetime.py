@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from psrl.config.tree import Config
-from psrl.errors import ProcessDiedError, PsrlError
+from psrl.errors import ProcessDiedError, PsrlError, RunFolderError
 from psrl.runtime.build import Cluster, Reports, make_cluster
 from psrl.runtime.cluster import RayProcesses, ray_of
 from psrl.runtime.run_record import RunRecord
@@ -23,6 +25,7 @@ Result = TypeVar("Result")
 Work = Callable[[Cluster, asyncio.Event], Coroutine[Any, Any, None]]
 """What is done with the live processes; the event says that a stop was requested."""
 
+DISK_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
 GRACE_FOR_THE_CAUSE_S = 6.0
 """When the work fails, a dead process is often the cause; so long the supervisor may take to name it."""
 
@@ -48,7 +51,7 @@ async def run_with_processes(config: Config, record: RunRecord, work: Work, *, w
             cluster = make_cluster(config, record.folder.logs, with_training=with_training, reports=reports)
             try:
                 await _start_and_work(cluster, config, record, work, ray_processes, stop.event)
-            except (PsrlError, BaseExceptionGroup) as error:
+            except (PsrlError, OSError, BaseExceptionGroup) as error:
                 told = cause_in(error)
                 _tell(record, told)  # now: ending what is left may take a while, and without Ray may not come to its end
                 raise told from error
@@ -67,7 +70,8 @@ async def run_with_processes(config: Config, record: RunRecord, work: Work, *, w
 
 
 def _tell(record: RunRecord, cause: PsrlError) -> None:
-    record.failed(cause)
+    with suppress(OSError):  # of a full disk; the command's own words name the cause
+        record.failed(cause)
     record.note(f"stopping: {type(cause).__name__}: {str(cause).splitlines()[0]}")
 
 
@@ -106,14 +110,22 @@ async def unless_stopped(work: Coroutine[Any, Any, Result], stop: asyncio.Event)
 def cause_in(error: BaseException) -> PsrlError:
     """The psrl error inside (groups of) errors; a process's death before anything that followed from it.
 
+    A disk that takes nothing more is one, too.
+
     Raises:
         BaseException: `error` itself, when there is none: a mistake of the programmer's.
     """
-    leaves = list(leaves_of(error))
+    leaves = [_disk_error(leaf) or leaf for leaf in leaves_of(error)]
     ours = [leaf for leaf in leaves if isinstance(leaf, PsrlError)]
     if len(ours) < len(leaves) or not ours:
         raise error
     return next((leaf for leaf in ours if isinstance(leaf, ProcessDiedError)), ours[0])
+
+
+def _disk_error(error: BaseException) -> PsrlError | None:
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return RunFolderError(f"a file of the run cannot be written: {error}")
+    return None
 
 
 def leaves_of(error: BaseException) -> list[BaseException]:

@@ -27,8 +27,18 @@ class JsonLinesFile:
         self._file = path.open("ab", buffering=0)
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Add one line. Values that JSON does not know are written as their text."""
-        self._file.write(encode_line(entry))
+        """Add one line, or nothing. Values that JSON does not know are written as their text.
+
+        Raises:
+            OSError: The disk refused, such as being full; the file is as it was.
+        """
+        line, size_bytes = memoryview(encode_line(entry)), os.fstat(self._file.fileno()).st_size
+        try:
+            while line:
+                line = line[self._file.write(line) :]  # a disk that fills up takes a part first
+        except OSError:
+            self._file.truncate(size_bytes)
+            raise
 
     def close(self) -> None:
         """Close the file; may be called twice."""

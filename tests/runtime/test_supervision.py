@@ -1,12 +1,13 @@
 """Deadlines and deaths have names."""
 
 import asyncio
+import errno
 import re
 from typing import Never
 
 import pytest
 
-from psrl.errors import ActorDiedError, ConfigError, DeadlineError, ProcessDiedError, PsrlError, WeightSyncError
+from psrl.errors import ActorDiedError, ConfigError, DeadlineError, ProcessDiedError, PsrlError, RunFolderError, WeightSyncError
 from psrl.processes.kept import RestartHistory, RestartLimit
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.runtime.kept_replica import check_report
@@ -132,6 +133,11 @@ def test_a_mistake_in_the_code_is_not_dressed_up_as_a_failure_of_the_run():
     group = ExceptionGroup("loops", [KeyError("typo")])
     with pytest.raises(ExceptionGroup):
         cause_in(group)
+
+
+def test_a_full_disk_is_a_cause():
+    error = OSError(errno.ENOSPC, "No space left on device", "metrics.jsonl")
+    assert isinstance(cause_in(ExceptionGroup("loops", [error])), RunFolderError)
 
 
 def test_work_is_cancelled_when_a_stop_is_requested_first():
