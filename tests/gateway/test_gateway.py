@@ -12,7 +12,7 @@ import pytest
 
 from psrl.config.rollout_gateway import RolloutGatewayConfig
 from psrl.errors import GatewayError, ProcessDiedError
-from psrl.gateway.gateway import Gateway, GatewaySettings
+from psrl.gateway.gateway import Gateway, GatewayAddress, GatewaySettings
 from psrl.processes.child import ChildProcess
 from psrl.recipes import retool_tiny
 from psrl.session_client.client import SessionClient
@@ -81,6 +81,35 @@ def test_the_death_of_the_router_is_named_with_its_last_words(tmp_path):
 
     with pytest.raises(ProcessDiedError, match=r"session router ended with code -9; last words: session router: http"):
         run(tmp_path, body)
+
+
+def test_a_gateway_takes_the_place_of_one_that_died_and_only_sessions_are_lost(tmp_path):
+    async def body(gateway, client):
+        lost = await client.open(session_spec())
+        await gateway.stop()
+        address = GatewayAddress(url=client.url, admin_key=gateway.admin_key_file.read_text(), smg_url=gateway.smg.url)
+        successor = Gateway(gateway._settings)
+        try:
+            assert await successor.start(successor_of=address) == address
+            await successor.attach(gateway.smg._worker_urls)
+            with pytest.raises(GatewayError, match="unknown_session"):
+                await client.chat(lost, QUESTION, timeout_s=30)
+            return await client.chat(await client.open(session_spec()), QUESTION, timeout_s=30)
+        finally:
+            await successor.stop()
+
+    assert run(tmp_path, body)["usage"]["completion_tokens"] == 3
+
+
+def test_a_session_of_an_episode_that_is_played_again_takes_the_place_of_the_old_one(tmp_path):
+    async def body(gateway, client):
+        first, second = await client.open(session_spec()), await client.open(session_spec())
+        await client.chat(second, QUESTION, timeout_s=30)
+        with pytest.raises(GatewayError, match="unknown_session"):
+            await client.chat(first, QUESTION, timeout_s=30)
+        return await client.close(second, abort=False)
+
+    assert run(tmp_path, body, max_sessions=1).num_turns == 1
 
 
 def test_more_sessions_than_are_allowed_are_refused(tmp_path):
