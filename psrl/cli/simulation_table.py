@@ -60,7 +60,7 @@ def print_sweep(settings: Sequence[tuple[str, ...]], reports: Sequence[Simulatio
         column.justify = "right"
     for setting, report in zip(settings, reports, strict=True):
         table.add_row(
-            " ".join(text.removeprefix("psrl.") for text in setting),
+            " ".join(text.removeprefix("psrl.").removeprefix("gen_actor_rollout_ref.rollout.") for text in setting),
             f"{report.step_s:.3g}",
             f"{report.episodes_per_s:.4g}",
             f"{report.episodes_per_s / reports[0].episodes_per_s:.2f}",
