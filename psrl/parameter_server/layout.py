@@ -1,7 +1,7 @@
 """A weight version as one flat buffer: where each tensor lies.
 
-Invariant: slices begin at multiples of 64 bytes, do not overlap and lie in the order of the named tensors; bytes between them are
-zero. Reading is zero-copy: the tensors are views of the buffer.
+Invariant: slices begin at multiples of 64 bytes, do not overlap and lie in the manifest's order; bytes between them are zero. Reading
+is zero-copy: the tensors are views of the buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NamedTensors = Iterable[tuple[str, torch.Tensor]]
 
 
 def lay_out(named_tensors: NamedTensors, *, version: PolicyVersion) -> WeightManifest:
-    """Give each tensor its place. The checksum is empty until the bytes are written.
+    """Give each tensor its place, weights of one block side by side. The checksum is empty until the bytes are written.
 
     Example:
         Two float32 tensors of shapes (3,) and (2, 2) lie at offsets 0 and 64; total_bytes is 128.
@@ -33,7 +33,7 @@ def lay_out(named_tensors: NamedTensors, *, version: PolicyVersion) -> WeightMan
     slices = []
     offset = 0
     seen: set[str] = set()
-    for name, tensor in named_tensors:
+    for name, tensor in _side_by_side(named_tensors):
         if name in seen:
             raise WeightSyncError(f"tensor {name} is given twice")
         seen.add(name)
@@ -42,6 +42,19 @@ def lay_out(named_tensors: NamedTensors, *, version: PolicyVersion) -> WeightMan
         slices.append(TensorSlice(name=name, dtype=dtype, shape=tuple(tensor.shape), offset=offset, size_bytes=size_bytes))
         offset += -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     return WeightManifest(version=version, tensors=tuple(slices), total_bytes=offset, checksum="")
+
+
+def _side_by_side(named_tensors: NamedTensors) -> NamedTensors:
+    """Ordered so that what a block multiplies with the same input lies together (q, k, v; gate, up), and can be used as one matrix.
+
+    Example:
+        a.q.weight, a.q.bias, a.k.weight, a.k.bias -> a.q.weight, a.k.weight, a.q.bias, a.k.bias.
+    """
+    blocks: dict[str, dict[str, list[tuple[str, torch.Tensor]]]] = {}
+    for name, tensor in named_tensors:
+        path = name.split(".")
+        blocks.setdefault(".".join(path[:-2]) or name, {}).setdefault(path[-1], []).append((name, tensor))
+    return [named for kinds in blocks.values() for group in kinds.values() for named in group]
 
 
 def pieces_of(named_tensors: NamedTensors, manifest: WeightManifest) -> Iterator[tuple[int, np.ndarray]]:

@@ -32,7 +32,8 @@ def torch_url(qwen3_folder, tmp_path_factory):
 def scripted_url(tmp_path_factory):
     folder = tmp_path_factory.mktemp("scripted_engine")
     (folder / "script.json").write_text(json.dumps(SCRIPT | {"max_model_len": 2048}))
-    yield from serve([sys.executable, "-m", "psrl.engines.scripted", "--script", str(folder / "script.json")], folder)
+    argv = [sys.executable, "-m", "psrl.engines.scripted", "--script", str(folder / "script.json"), "--max-num-seqs", "8"]
+    yield from serve(argv, folder)
 
 
 @pytest.fixture(params=["torch", "scripted"])

@@ -15,9 +15,9 @@ from psrl.types import FinishReason, GenerateRequest, SamplingParams
 from tests.engines.tiny_models import save_tiny_qwen3
 
 
-def turn(request_id="r", *, prompt=(1, 2, 3), **sampling):
+def turn(request_id="r", *, prompt=(1, 2, 3), priority=0, **sampling):
     params = SamplingParams(**{"max_tokens": 16, "seed": 7} | sampling)
-    return GenerateRequest(request_id=request_id, token_ids=list(prompt), session=request_id, sampling=params)
+    return GenerateRequest(request_id=request_id, token_ids=list(prompt), session=request_id, sampling=params, priority=priority)
 
 
 def with_replica(url, body):
@@ -35,6 +35,12 @@ def with_replica(url, body):
 async def until_running(replica, count):
     async with asyncio.timeout(30):
         while (await replica.metrics())["psrl_engine_running"] < count:
+            await asyncio.sleep(0)
+
+
+async def until_waiting(replica, count):
+    async with asyncio.timeout(30):
+        while (await replica.metrics())["psrl_engine_waiting"] < count:
             await asyncio.sleep(0)
 
 
@@ -101,6 +107,8 @@ def test_the_context_limit_cuts_a_turn_as_length(engine_url):
         ({"token_ids": [1], "sampling_params": {"max_tokens": 1.5}}, "sampling_params.max_tokens"),
         ({"token_ids": [1], "sampling_params": {"min_p": 0.1}}, "sampling_params.min_p"),
         ({"token_ids": [1], "sampling_params": {"logprobs": 5}}, "sampling_params.logprobs"),
+        ({"token_ids": [1], "priority": "first"}, "priority"),
+        ({"token_ids": [1], "priority": True}, "priority"),
         ([], "body"),
     ],
 )
@@ -158,9 +166,7 @@ def test_pause_wait_lets_the_running_turn_end_and_new_ones_queue(engine_url):
         await replica.pause("wait")
         first = await running
         queued = asyncio.create_task(replica.generate(turn("second")))
-        async with asyncio.timeout(30):
-            while (await replica.metrics())["psrl_engine_waiting"] < 1:
-                await asyncio.sleep(0)
+        await until_waiting(replica, 1)
         assert not queued.done()
         await replica.resume()
         return first, await queued
@@ -190,6 +196,113 @@ def test_an_update_inside_a_turn_gives_two_version_spans_and_a_report(engine_url
     assert sorted(set(generation.policy_versions)) == [old, old + 1]
     assert generation.policy_versions == sorted(generation.policy_versions)
     assert len(generation.token_ids) == 400
+
+
+async def served_version(replica, next_versions):
+    """The next version, staged and served as a sync does it; returns its manifest."""
+    manifest = next_versions(await replica.version() + 1)
+    await replica.stage_weights(manifest)
+    await replica.finish_weights(manifest.version)
+    return manifest
+
+
+def test_a_staged_version_is_served_only_when_it_is_finished_and_decoding_goes_on_meanwhile(engine_url, next_versions):
+    async def body(replica):
+        old = await replica.version()
+        running = asyncio.create_task(replica.generate(turn(max_tokens=2000)))
+        await until_running(replica, 1)
+        staged = await replica.stage_weights(next_versions(old + 1))
+        before = (await replica.metrics())["psrl_engine_sampled_tokens_total"]
+        await until_sampled(replica, 5, since=before)
+        still = await replica.version()
+        await replica.abort()
+        return old, staged, still, await running
+
+    old, staged, still, generation = with_replica(engine_url, body)
+    assert (staged.version, still) == (old + 1, old)
+    assert staged.num_matched == staged.num_expected
+    assert set(generation.policy_versions) == {old}
+
+
+def test_a_turn_that_is_given_back_at_an_update_goes_on_with_the_new_weights_alone(engine_url, next_versions):
+    async def body(replica):
+        old = await replica.version()
+        manifest = next_versions(old + 1)
+        before = (await replica.metrics())["psrl_engine_sampled_tokens_total"]
+        running = asyncio.create_task(replica.generate(turn(max_tokens=2000)))
+        await until_sampled(replica, 5, since=before)
+        await replica.stage_weights(manifest)
+        await replica.pause("abort")
+        given_back = await running
+        again = asyncio.create_task(replica.generate(turn(prompt=[1, 2, 3, *given_back.token_ids])))
+        await until_waiting(replica, 1)
+        await replica.finish_weights(manifest.version)
+        await replica.resume()
+        return old, given_back, await again
+
+    old, given_back, again = with_replica(engine_url, body)
+    assert (given_back.finish_reason, set(given_back.policy_versions)) == (FinishReason.ABORT, {old})
+    assert again.policy_versions == [old + 1] * 16
+    assert again.cached_tokens == 0  # its keys are of the old weights
+
+
+def test_an_update_that_waits_changes_the_weights_between_two_turns(engine_url, next_versions):
+    async def body(replica):
+        old = await replica.version()
+        manifest = next_versions(old + 1)
+        running = asyncio.create_task(replica.generate(turn("first", max_tokens=100)))
+        await until_running(replica, 1)
+        await replica.stage_weights(manifest)
+        await replica.pause("wait")
+        after = asyncio.create_task(replica.generate(turn("second")))
+        await until_waiting(replica, 1)
+        await replica.finish_weights(manifest.version)
+        await replica.resume()
+        return old, await running, await after
+
+    old, first, second = with_replica(engine_url, body)
+    assert (first.finish_reason, first.policy_versions) == (FinishReason.LENGTH, [old] * 100)
+    assert second.policy_versions == [old + 1] * 16
+
+
+def test_no_key_of_older_weights_is_used_for_a_prompt_that_was_seen(engine_url, next_versions):
+    async def body(replica):
+        await replica.generate(turn(prompt=[4] * 50))
+        await served_version(replica, next_versions)
+        return await replica.generate(turn(prompt=[4] * 50))
+
+    assert with_replica(engine_url, body).cached_tokens == 0
+
+
+def test_waiting_turns_begin_by_priority_and_then_as_they_came(engine_url):
+    async def body(replica):
+        ended = []
+
+        async def play(name, priority):
+            await replica.generate(turn(name, priority=priority, max_tokens=20))
+            ended.append(priority)
+
+        await replica.pause("keep")
+        turns = []
+        for priority in (2, 0, -1, 2, 0, -1):
+            turns += [asyncio.create_task(play(f"{priority}-{n}", priority)) for n in range(4)]
+            await until_waiting(replica, len(turns))
+        await replica.resume()
+        await asyncio.gather(*turns)
+        return ended
+
+    # Eight turns of one length run at once, so those of one priority end together.
+    assert with_replica(engine_url, body) == [-1] * 8 + [0] * 8 + [2] * 8
+
+
+def test_the_rate_of_sampling_is_reported(engine_url):
+    async def body(replica):
+        await replica.generate(turn(max_tokens=100))
+        return await replica.metrics()
+
+    metrics = with_replica(engine_url, body)
+    # All tokens of the engine's life, at most, in a window of 1.75 s at least.
+    assert 0 < metrics["psrl_engine_tokens_per_s"] <= metrics["psrl_engine_sampled_tokens_total"] / 1.75
 
 
 def test_a_damaged_version_is_refused_and_the_old_one_stays(engine_url, next_versions, tmp_path):

@@ -1,5 +1,6 @@
 """The torch engine's own promises, on its core without HTTP, against Hugging Face's forward pass."""
 
+import dataclasses
 import json
 import queue
 from pathlib import Path
@@ -11,11 +12,13 @@ from transformers import AutoModelForCausalLM
 from psrl.engines.contract import PauseMode, TurnRequest
 from psrl.engines.torch.architecture import read_architecture
 from psrl.engines.torch.core import TorchCore
-from psrl.engines.torch.weights import load_folder
+from psrl.engines.torch.weights import Layer, Weights, load_folder
 from psrl.errors import EngineError, WeightSyncError
+from psrl.parameter_server.layout import read_tensors
 from psrl.parameter_server.push import publish_tensors
+from psrl.parameter_server.transports.shared_memory import open_version
 from psrl.types import SamplingParams
-from tests.engines.tiny_models import save_tiny_qwen2, save_tiny_qwen3
+from tests.engines.tiny_models import save_tiny_llama, save_tiny_qwen2, save_tiny_qwen3
 from tests.real_models import smollm2_path
 
 WAIT_S = 60
@@ -166,6 +169,66 @@ def test_after_an_update_nothing_of_the_old_weights_is_served(core, tmp_path):
     start = running.versions.index(3)
     expected = reference_logprobs(folder, prompt, running.token_ids)
     assert running.logprobs[start:] == pytest.approx(expected[start:], abs=1e-4)
+
+
+FAMILIES = {"qwen3": save_tiny_qwen3, "qwen2": save_tiny_qwen2, "llama": save_tiny_llama}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_version_is_served_where_it_lies_and_is_the_models(family, tmp_path):
+    folder = FAMILIES[family](tmp_path, seed=6)
+    shape = read_architecture(Path(folder))
+    shared = publish_tensors(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict(), 1)
+    buffer = open_version(shared.manifest)
+    shared.close()
+    given = read_tensors(buffer, shared.manifest)
+    mapped, loaded = (
+        Weights.of(shape, tensors, dtype=torch.float32, device=torch.device("cpu"))
+        for tensors in (given, {name: tensor.clone() for name, tensor in given.items()})
+    )
+    begin, end = buffer.ctypes.data, buffer.ctypes.data + buffer.nbytes
+    for own, other in zip(parameters_of(mapped), parameters_of(loaded), strict=True):
+        assert torch.equal(own, other)
+        assert begin <= own.data_ptr() < end
+        assert not begin <= other.data_ptr() < end
+
+
+def parameters_of(weights):
+    fields = [field.name for field in dataclasses.fields(Layer)]
+    layers = [getattr(layer, name) for layer in weights.layers for name in fields]
+    return [weights.embedding, weights.final_norm, weights.head, *(tensor for tensor in layers if tensor is not None)]
+
+
+def test_an_update_of_another_dtype_is_converted(core, qwen3_folder, tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(qwen3_folder, dtype=torch.bfloat16)
+    shared = publish_tensors(model.state_dict(), 2)
+    core.stage_weights(shared.manifest).result(WAIT_S)
+    core.commit_weights(2).result(WAIT_S)
+    shared.close()
+    (turn,) = generate(core, [[3, 1, 4]])
+    model.to(torch.float32).save_pretrained(tmp_path)
+    assert turn.logprobs == pytest.approx(reference_logprobs(tmp_path, [3, 1, 4], turn.token_ids), abs=1e-4)
+
+
+def test_many_updates_while_turns_run_lose_no_token_and_mark_each_with_its_version(core, tmp_path):
+    models = [AutoModelForCausalLM.from_pretrained(save_tiny_qwen3(tmp_path / str(n), seed=n), dtype=torch.float32) for n in (7, 8)]
+    boxes = [queue.Queue() for _ in range(6)]
+    for index, box in enumerate(boxes):
+        params = SamplingParams(max_tokens=300, seed=index)
+        core.submit(TurnRequest(request_id=str(index), token_ids=[index, 5, 9], sampling=params), box.put)
+    for version in range(1, 9):
+        shared = publish_tensors(models[version % 2].state_dict(), version)
+        core.stage_weights(shared.manifest).result(WAIT_S)
+        core.commit_weights(version).result(WAIT_S)  # also without a pause it falls between two steps
+        shared.close()
+    for index, box in enumerate(boxes):
+        turn = box.get(timeout=WAIT_S)
+        assert len(turn.token_ids) == len(turn.versions) == 300
+        assert turn.versions == sorted(turn.versions)
+        for parity in (0, 1):
+            rows = [at for at, version in enumerate(turn.versions) if version > 0 and version % 2 == parity]
+            expected = reference_logprobs(tmp_path / str((7, 8)[parity]), [index, 5, 9], turn.token_ids)
+            assert [turn.logprobs[at] for at in rows] == pytest.approx([expected[at] for at in rows], abs=1e-4)
 
 
 @pytest.mark.parametrize("damage", ["missing", "unknown", "shape"])

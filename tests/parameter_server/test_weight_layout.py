@@ -33,6 +33,15 @@ def test_slices_begin_at_multiples_of_64_bytes():
     assert (manifest.total_bytes, manifest.version) == (192, 4)
 
 
+def test_weights_of_a_block_lie_side_by_side_also_where_biases_come_between():
+    names = ["m.0.attn.q.weight", "m.0.attn.q.bias", "m.0.attn.k.weight", "m.0.attn.k.bias", "m.0.norm.weight", "m.1.attn.q.weight", "head"]
+    manifest = lay_out([(name, torch.zeros(1)) for name in names], version=1)
+    assert [piece.name for piece in manifest.tensors] == [
+        *("m.0.attn.q.weight", "m.0.attn.k.weight", "m.0.attn.q.bias", "m.0.attn.k.bias"),
+        *("m.0.norm.weight", "m.1.attn.q.weight", "head"),
+    ]
+
+
 BUFFER = np.zeros(20_000_000, np.uint8)  # three chunks of the checksum
 
 
