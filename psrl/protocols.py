@@ -280,7 +280,7 @@ class Generator(Protocol):
 
     @abstractmethod
     async def generate(self, request: GenerateRequest) -> Generation:
-        """Sample one turn.
+        """Sample one turn, or the part of it that the engine gives back (`abort`); `engine_client.whole_turn` asks for the rest.
 
         Raises:
             EngineRequestError: The request is wrong.

@@ -88,11 +88,11 @@ class GroupPlay:
 
     def end(self, how: EndHow) -> None:
         """End it early; may be called again, and a cancellation is stronger than a truncation."""
-        if self._how is None or how is EndHow.CANCEL:
-            self._how = how
         if how is EndHow.CANCEL:
+            self._how = how
             self._cancelled.set()
-        else:
+        elif not self.is_cancelled:
+            self._how = how
             for ticket, work in self._work.items():
                 if not work.done() and not self._pool.truncate(ticket.uid):
                     work.cancel()
