@@ -45,7 +45,11 @@ class SamplingParams:
     top_k: int = 0
     """0 turns it off."""
     seed: int | None = None
-    """Same seed, prompt and weights give the same ids, whatever else runs in the batch."""
+    """Same seed, prompt and weights give the same ids, whatever else runs in the batch.
+
+    The rest of a turn that was given back is asked for with the same seed: engines draw by seed and position, so it draws on. One whose
+    draws begin anew with each request must mix the prompt's length in, or the rest would be drawn like the beginning.
+    """
     stop_token_ids: tuple[int, ...] = ()
 
 
