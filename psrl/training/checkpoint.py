@@ -83,7 +83,7 @@ def load_checkpoint(
         for group, own in zip(optimizer.param_groups, options, strict=True):
             group.update(own)
         _go_on(scheduler, num_steps=int(state["steps"]))
-        set_rng_state(torch.load(Path(path) / _rng_file_for(Path(path), dist.get_rank() if is_distributed else 0), weights_only=True))
+        set_rng_state(torch.load(Path(path) / rng_file_of(Path(path), dist.get_rank() if is_distributed else 0), weights_only=True))
     except UNREADABLE as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {type(error).__name__}: {error}") from error
 
@@ -124,8 +124,8 @@ def _rng_file(rank: int) -> str:
     return f"rng-{rank}.pt"
 
 
-def _rng_file_for(folder: Path, rank: int) -> str:
-    """This rank's own; of more ranks than were saved, the later ones take those of the first again."""
+def rng_file_of(folder: Path, rank: int) -> str:
+    """This rank's own state; of more ranks than were saved, the later ones take the first ones' again."""
     num_saved = len(list(folder.glob("rng-*.pt")))
     return _rng_file(rank % num_saved if num_saved else rank)
 

@@ -1,12 +1,17 @@
 """A run that stops and goes on equals one that never stopped; what is saved can be read by others."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from training_builders import largest_difference, make_rank, stored
 from transformers import AutoModelForCausalLM
 
+from psrl.config.actor import OptimConfig
 from psrl.config.model import ModelConfig
 from psrl.errors import CheckpointError, ConfigError
+from psrl.training.checkpoint import rng_file_of
 from psrl.training.model import load_model
 
 
@@ -37,6 +42,60 @@ def test_saving_does_not_change_the_run_and_replaces_an_older_checkpoint(tiny_mo
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
+def drawn():
+    """One number of each generator that a loss of the user's may draw from."""
+    return torch.rand(()).item(), float(np.random.rand()), random.random(), random.gauss(0, 1)
+
+
+def test_random_numbers_go_on_where_they_were(tiny_model, rows, tmp_path):
+    trainer = make_rank(tiny_model, stored(rows)[0])
+    drawn()  # Python's gauss keeps a second number for later
+    trainer.save(tmp_path / "checkpoint")
+    expected = [drawn() for _ in range(3)]
+    trainer.load(tmp_path / "checkpoint")
+    assert [drawn() for _ in range(3)] == expected
+    other = make_rank(tiny_model, stored(rows)[0])
+    other.load(tmp_path / "checkpoint")
+    assert [drawn() for _ in range(3)] == expected
+
+
+def test_ranks_that_did_not_save_take_the_random_numbers_of_those_that_did(tmp_path):
+    for rank in range(2):
+        (tmp_path / f"rng-{rank}.pt").touch()
+    assert [rng_file_of(tmp_path, rank) for rank in range(5)] == ["rng-0.pt", "rng-1.pt", "rng-0.pt", "rng-1.pt", "rng-0.pt"]
+
+
+def test_the_optimizers_settings_are_those_of_the_resumed_run_and_its_moments_those_of_the_checkpoint(tiny_model, rows, tmp_path):
+    data_plane, meta = stored(rows)
+    before = make_rank(tiny_model, data_plane)
+    for version in range(2):
+        before.train_step(meta, version=version)
+    before.save(tmp_path / "checkpoint")
+
+    other = OptimConfig(lr=5e-4, weight_decay=0.25, lr_scheduler_type="constant", eps=1e-6)
+    resumed = make_rank(tiny_model, data_plane, optim=other)
+    resumed.load(tmp_path / "checkpoint")
+    (group,) = resumed._optimizer.param_groups
+    assert (group["lr"], group["weight_decay"], group["eps"]) == (5e-4, 0.25, 1e-6)
+    assert {float(state["step"]) for state in resumed._optimizer.state.values()} == {2.0}
+    moments = [state["exp_avg"] for state in resumed._optimizer.state.values()]
+    for moment, expected in zip(moments, before._optimizer.state.values(), strict=True):
+        assert torch.equal(moment, expected["exp_avg"])
+    assert resumed.train_step(meta, version=2)["train/lr/value"] == 5e-4
+
+
+def test_a_schedule_goes_on_at_the_step_of_the_checkpoint(tiny_model, rows, tmp_path):
+    data_plane, meta = stored(rows)
+    before = make_rank(tiny_model, data_plane, optim=OptimConfig(lr=1e-3, lr_scheduler_type="constant", lr_warmup_steps=0))
+    for version in range(3):
+        before.train_step(meta, version=version)
+    before.save(tmp_path / "checkpoint")
+    resumed = make_rank(tiny_model, data_plane, optim=OptimConfig(lr=1e-3, lr_scheduler_type="linear", lr_warmup_steps=0))
+    resumed.load(tmp_path / "checkpoint")
+    # linear over 10 steps from 1 to min_lr_ratio (0 by default): the fourth step has 1 - 3/9 of the rate.
+    assert resumed.train_step(meta, version=3)["train/lr/value"] == pytest.approx(1e-3 * (1 - 3 / 9))
+
+
 def damage_cut(path):
     file = next(path.glob("*.distcp"))
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -55,7 +114,18 @@ def damage_gone(path):
         file.unlink()
 
 
-@pytest.mark.parametrize("damage", [damage_cut, damage_no_metadata, damage_garbled_metadata, damage_gone])
+def damage_no_rng(path):
+    (path / "rng-0.pt").unlink()
+
+
+def damage_garbled_rng(path):
+    (path / "rng-0.pt").write_bytes(b"no numbers")
+
+
+DAMAGES = [damage_cut, damage_no_metadata, damage_garbled_metadata, damage_gone, damage_no_rng, damage_garbled_rng]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_checkpoint_that_cannot_be_read_is_an_error_that_names_it(tiny_model, rows, tmp_path, damage):
     data_plane, _ = stored(rows)
     trainer = make_rank(tiny_model, data_plane)
