@@ -37,12 +37,19 @@ def _check_loss(config: Config) -> None:
         if actor.old_logprobs == "recompute":
             rule = f"has no effect: {ACTOR}.policy_loss=reinforce has no ratio; its importance weights are of the weights in training"
             _refuse(config, f"{ACTOR}.old_logprobs", rule, f"leave {ACTOR}.old_logprobs out")
-        for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
-            _refuse_dead(config, f"{ACTOR}.{name}", f"{ACTOR}.policy_loss=reinforce", f"set {ACTOR}.policy_loss=ppo_clip")
+        _refuse_clipping(config, f"{ACTOR}.policy_loss=reinforce", f"set {ACTOR}.policy_loss=ppo_clip")
     elif settings.rollout_is is not None and actor.old_logprobs == "rollout":
         rule = f"counts the mismatch twice: with {ACTOR}.old_logprobs=rollout the ratio of the loss is against the policy that sampled"
         fix = f"set {ACTOR}.old_logprobs=recompute, or {ACTOR}.policy_loss=reinforce, or leave {KEY}.rollout_is out"
         _refuse(config, f"{KEY}.rollout_is", rule, fix)
+    elif actor.old_logprobs == "recompute" and actor.ppo_epochs == 1 and actor.ppo_mini_batch_size in (0, config.data.train_batch_size):
+        because = f"{ACTOR}.old_logprobs=recompute and one update per buffer: the ratio is 1"
+        _refuse_clipping(config, because, f"set {ACTOR}.old_logprobs=rollout, or {ACTOR}.ppo_epochs=2")
+
+
+def _refuse_clipping(config: Config, because: str, fix: str) -> None:
+    for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
+        _refuse_dead(config, f"{ACTOR}.{name}", because, fix)
 
 
 def _check_sampling(config: Config) -> None:

@@ -30,6 +30,7 @@ WRONG = [
     ([f"{KEY}.rollout_rs=token_k1", f"{KEY}.rollout_rs_threshold=2.0", f"{GEN}.top_k=20"], f"{GEN}.top_k", "would correct the cut"),
     ([REINFORCE, RECOMPUTE], f"{ACTOR}.old_logprobs", "no effect"),
     ([REINFORCE, f"{ACTOR}.clip_ratio_high=0.3"], f"{ACTOR}.clip_ratio_high", "no effect"),
+    ([RECOMPUTE, f"{ACTOR}.clip_ratio_high=0.3"], f"{ACTOR}.clip_ratio_high", "the ratio is 1"),
     ([f"{KEY}.bypass_mode=true"], f"{KEY}.bypass_mode", "no setting"),
 ]
 
@@ -52,6 +53,8 @@ def test_a_wrong_correction_is_refused_with_its_key(tmp_path, overrides, key, wo
         [RECOMPUTE, TOKEN, f'{KEY}.rollout_rs="token_k1,seq_mean_k3"', f'{KEY}.rollout_rs_threshold="0.5_2.0,0.01"'],
         [REINFORCE, f"{KEY}.rollout_is=sequence"],
         [REINFORCE],
+        [RECOMPUTE, f"{ACTOR}.clip_ratio_high=0.3", f"{ACTOR}.ppo_epochs=2"],
+        [RECOMPUTE, f"{ACTOR}.clip_ratio_high=0.3", f"{ACTOR}.ppo_mini_batch_size=8"],
     ],
 )
 def test_corrections_of_verl_are_accepted(tmp_path, overrides):
