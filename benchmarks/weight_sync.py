@@ -164,13 +164,15 @@ def measure_gaps(folder: Path, shape: str, *, rounds: int, threads: int) -> None
     for index in range(NUM_SEQUENCES):
         prompt = [draw.randrange(400) for _ in range(PROMPT_TOKENS)]
         core.submit(TurnRequest(request_id=str(index), token_ids=prompt, sampling=SamplingParams(max_tokens=1900)), lambda _: ended.set())
-    quiet, staging, swap, seconds = [], [], [], []
-    wait_for_steps(ends, 10)
+    quiet, staging, swap, seconds, mapped = [], [], [], [], []
+    wait_for_steps(ends, 12)
+    own_step_s = median_step_s(ends[2:])
     for version in range(1, rounds + 1):
         shared = publish_tensors(tensors, PolicyVersion(version))
         count = len(ends)
         wait_for_steps(ends, count + 10)
         quiet.append(longest_gap(ends, ends[count], time.perf_counter()))
+        mapped += [median_step_s(ends[count:])] if version > 1 else []
         began = time.perf_counter()
         core.stage_weights(shared.manifest).result(WAIT_S)
         staged = time.perf_counter()
@@ -191,8 +193,13 @@ def measure_gaps(folder: Path, shape: str, *, rounds: int, threads: int) -> None
         f"{shape}, longest time between two steps of {NUM_SEQUENCES} sequences: "
         + ", ".join(f"{name} {1e3 * statistics.median(gaps):.1f} ms (worst {1e3 * max(gaps):.1f})" for name, gaps in shown.items())
         + f"; staging took {statistics.median(one for one, _ in seconds):.3f} s, pause to resume "
-        f"{1e3 * statistics.median(two for _, two in seconds):.1f} ms"
+        f"{1e3 * statistics.median(two for _, two in seconds):.1f} ms; a step takes {1e3 * own_step_s:.1f} ms with weights in the engine's "
+        f"own memory, {1e3 * statistics.median(mapped):.1f} ms with mapped ones"
     )
+
+
+def median_step_s(ends: list[float]) -> float:
+    return statistics.median(later - earlier for earlier, later in itertools.pairwise(ends))
 
 
 def longest_gap(ends: list[float], since: float, until: float) -> float:
