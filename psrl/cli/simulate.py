@@ -13,7 +13,8 @@ from psrl.cli.arguments import Overrides, Recipe
 from psrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from psrl.simulation import SimulatedCluster, SimulationReport, Workload
+    from psrl.config.tree import Config
+    from psrl.simulation import SimulationReport, Workload
 
 LATENCY = "such as 2, lognormal:median=2,sigma=1,max=60 or pareto:min=0.1,alpha=1.5,max=30"
 Seconds = str | None
@@ -46,7 +47,10 @@ def simulate(
     sweep: Annotated[list[str] | None, typer.Option(help="One simulation per value.", metavar="KEY=A,B,...")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Simulate a run of RECIPE: throughput, idle shares, staleness. Starts nothing."""
+    """Simulate a run of RECIPE: throughput, idle shares, staleness. Starts nothing.
+
+    What nobody says of the time that things take is that of the recipe's last run.
+    """
     from psrl.cli.simulation_table import print_json, print_report, print_sweep
     from psrl.cli.workload_options import WorkloadOptions, read_workload
 
@@ -69,10 +73,11 @@ def simulate(
         from_steps=from_steps,
     )
     settings = _settings_of(sweep or [])
-    for each in settings:
-        _simulated_cluster(recipe, [*(overrides or []), *each])
+    configs = [_config(recipe, [*(overrides or []), *each]) for each in settings]
+    if run is None and options.say_nothing:
+        run = _last_run(configs[0])
     workload = read_workload(options, run)
-    reports = [_simulated(recipe, [*(overrides or []), *each], workload, steps, warmup) for each in settings]
+    reports = [_simulated(config, workload, steps, warmup) for config in configs]
     if as_json:
         print_json(settings, reports)
     elif len(reports) == 1:
@@ -81,19 +86,27 @@ def simulate(
         print_sweep(settings, reports)
 
 
-def _simulated(recipe: str, overrides: Sequence[str], workload: Workload, steps: int, warmup: int | None) -> SimulationReport:
-    from psrl.simulation import simulate
+def _simulated(config: Config, workload: Workload, steps: int, warmup: int | None) -> SimulationReport:
+    from psrl.simulation import SimulatedCluster, simulate
 
-    cluster = _simulated_cluster(recipe, overrides)
-    num_warmup = cluster.psrl.staleness + 3 if warmup is None else warmup
-    return simulate(cluster, workload, num_steps=num_warmup + steps, num_warmup=num_warmup)
+    num_warmup = config.psrl.staleness + 3 if warmup is None else warmup
+    return simulate(SimulatedCluster.of(config), workload, num_steps=num_warmup + steps, num_warmup=num_warmup)
 
 
-def _simulated_cluster(recipe: str, overrides: Sequence[str]) -> SimulatedCluster:
+def _config(recipe: str, overrides: Sequence[str]) -> Config:
     from psrl.config.load import Purpose, load_config
-    from psrl.simulation import SimulatedCluster
 
-    return SimulatedCluster.of(load_config(recipe, overrides, purpose=Purpose.SIMULATION))
+    return load_config(recipe, overrides, purpose=Purpose.SIMULATION)
+
+
+def _last_run(config: Config) -> Path:
+    from psrl.telemetry.run_folder import RunFolder
+
+    found = RunFolder.latest(Path(config.trainer.default_local_dir), config.recipe)
+    if found is None:
+        rule = f"nothing says how long things take, and there is no run of {config.recipe} to measure it from"
+        raise ConfigError(key="--from", value=None, rule=rule, fix="write --turn lognormal:median=2,sigma=1 --train 3.0, or train first")
+    return found.path
 
 
 def _settings_of(sweep: Sequence[str]) -> list[tuple[str, ...]]:

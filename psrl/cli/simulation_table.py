@@ -14,7 +14,7 @@ from rich.table import Table
 from psrl.simulation import SimulationReport
 
 BAR_CHARACTERS = 30
-PLAIN_WIDTH = 130
+PLAIN_WIDTH = 140
 """Columns where the output is no terminal."""
 
 
@@ -56,11 +56,12 @@ def print_sweep(settings: Sequence[tuple[str, ...]], reports: Sequence[Simulatio
         "setting", "s/update", "episodes/s", "ratio", "of bound", "bound by", "slots busy", "useful", "trainer busy", "staleness",
         box=SIMPLE_HEAD,
     )  # fmt: skip
+    table.columns[0].no_wrap = True
     for column in table.columns[1:]:
         column.justify = "right"
     for setting, report in zip(settings, reports, strict=True):
         table.add_row(
-            " ".join(text.removeprefix("psrl.").removeprefix("gen_actor_rollout_ref.rollout.") for text in setting),
+            "\n".join(text.removeprefix("psrl.").removeprefix("gen_actor_rollout_ref.rollout.") for text in setting),
             f"{report.step_s:.3g}",
             f"{report.episodes_per_s:.4g}",
             f"{report.episodes_per_s / reports[0].episodes_per_s:.2f}",

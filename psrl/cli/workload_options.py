@@ -41,6 +41,11 @@ class WorkloadOptions:
     restart_s: float | None = None
     from_steps: str | None = None
 
+    @property
+    def say_nothing(self) -> bool:
+        """Whether no option says how long turns or updates take."""
+        return all(getattr(self, name) is None for name in (*SAY_TURNS, "train"))
+
 
 def read_workload(options: WorkloadOptions, run: Path | None) -> Workload:
     """What was measured in `run`, where one is named, and the options, which win.

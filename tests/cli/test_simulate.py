@@ -56,6 +56,7 @@ def test_a_sweep_has_one_simulation_for_each_value(capsys):
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
+        (("trainer.default_local_dir=nowhere",), "no run of retool_tiny"),
         (("--turn", "1"), "--train"),
         (("--train", "1"), "--turn"),
         (("--turn", "1", "--tokens", "5", "--token-s", "0.1", "--train", "1"), "--turn"),
