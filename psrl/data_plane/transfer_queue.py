@@ -1,14 +1,19 @@
 """The data plane on the released TransferQueue: ZMQ storage units and a controller, both Ray actors.
 
-Every call runs in a thread of its own with a deadline, because the library waits without a word when an actor is gone.
+Every call runs in a thread of its own with a deadline, because the library waits without a word when an actor is gone; the end of the
+process does not wait for such a thread.
 """
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TypeVar
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 import transfer_queue as tq
@@ -24,6 +29,8 @@ Result = TypeVar("Result")
 
 MAX_CALLS_IN_FLIGHT = 4
 """Threads that may wait for TransferQueue at once; a call that passed its deadline keeps one until the library gives up."""
+CLOSE_DEADLINE_S = 20.0
+"""The library gives its storage units 15 s to end."""
 
 
 class TransferQueueDataPlane:
@@ -36,7 +43,8 @@ class TransferQueueDataPlane:
         """`deadline_s` bounds each call, `startup_deadline_s` the making of (or attaching to) the actors."""
         self._deadline_s = deadline_s
         self._startup_deadline_s = startup_deadline_s
-        self._threads = ThreadPoolExecutor(MAX_CALLS_IN_FLIGHT, thread_name_prefix="transfer-queue")
+        self._waiting: set[Future[Any]] = set()
+        self._free = threading.Semaphore(MAX_CALLS_IN_FLIGHT)
         self._owns_storage = False
 
     def start(self, settings: TransferQueueConfig) -> None:
@@ -93,17 +101,48 @@ class TransferQueueDataPlane:
         if keys:
             self._within(f"clear of {len(keys)} rows", lambda: tq.kv_clear(list(keys), partition.value))
 
+    def give_up(self) -> None:
+        """Calls in flight fail now instead of at their deadlines: the run ends, and perhaps nobody is there to answer them."""
+        for future in list(self._waiting):
+            future.cancel()
+
     def close(self) -> None:
         """Detach; the process that started the storage ends it."""
+        self.give_up()
         if self._owns_storage:
-            self._within("close", tq.close)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+            self._within("close", tq.close, CLOSE_DEADLINE_S)
 
     def _within(self, what: str, call: Callable[[], Result], deadline_s: float | None = None) -> Result:
         limit_s = self._deadline_s if deadline_s is None else deadline_s
+        until = time.monotonic() + limit_s
+        future: Future[Result] = Future()
+
+        def run() -> None:
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001
+                _settle(partial(future.set_exception, error))
+            else:
+                _settle(partial(future.set_result, result))
+            self._free.release()
+
+        self._waiting.add(future)
         try:
-            return self._threads.submit(call).result(limit_s)
+            if not self._free.acquire(timeout=limit_s):
+                raise FutureTimeoutError
+            threading.Thread(target=run, name="transfer-queue", daemon=True).start()
+            return future.result(until - time.monotonic())
         except FutureTimeoutError as error:
             raise DataPlaneError(f"TransferQueue: {what} did not end within {limit_s:g} s; is its controller alive?") from error
+        except CancelledError as error:
+            raise DataPlaneError(f"TransferQueue: {what} was given up, the run ends") from error
         except (RuntimeError, ValueError, OSError, KeyError, AssertionError) as error:
             raise DataPlaneError(f"TransferQueue: {what} failed: {type(error).__name__}: {error}") from error
+        finally:
+            self._waiting.discard(future)
+
+
+def _settle(settle: Callable[[], None]) -> None:
+    """Nobody waits any more for a call that was given up."""
+    with suppress(InvalidStateError):
+        settle()

@@ -57,6 +57,7 @@ async def run_with_processes(config: Config, record: RunRecord, work: Work, *, w
                 raise told from error
             finally:
                 record.activity("ending processes")
+                cluster.data_plane.give_up()
                 if ray_processes.dead() is None:
                     for leftover in await stop_cluster(cluster, deadline_s=config.psrl.deadlines.shutdown_s):
                         record.note(leftover)

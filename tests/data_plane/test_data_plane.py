@@ -1,6 +1,8 @@
 """One contract suite for every data plane, TransferQueue's real one included."""
 
 import dataclasses
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
@@ -148,3 +150,19 @@ def test_every_branch_of_an_episode_is_a_row_of_its_own_that_shares_group_and_re
     assert second["input_ids"].tolist() == [1, 2, 3, 9, 6]
     assert second["loss_mask"].tolist() == [0, 0, 0, 0, 1]
     assert second["policy_versions"].tolist() == [-1, -1, -1, -1, 4]
+
+
+def test_a_call_that_nobody_answers_fails_at_once_when_the_run_gives_up(transfer_queue_plane):
+    begun, answered = threading.Event(), threading.Event()
+
+    def call() -> None:
+        begun.set()
+        answered.wait(60)
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(transfer_queue_plane._within, "clear of 3 rows", call)
+        assert begun.wait(60)
+        transfer_queue_plane.give_up()
+        with pytest.raises(DataPlaneError, match="clear of 3 rows was given up"):
+            waiting.result(10)
+        answered.set()
