@@ -162,3 +162,12 @@ def test_ten_thousand_episodes_take_seconds():
     report = run(cluster(batch=32, slots=128, instances=4, places=1024, staleness=2, rollout_n=8), work, steps=35)
     assert sum(report.groups[fate] for fate in ("trained",)) * 8 > 10_000
     assert time.process_time() - began < 10.0
+
+
+def test_the_simulator_looks_as_often_and_admits_as_much_as_the_driver():
+    from psrl.runtime.loops import tend
+    from psrl.simulation import simulation
+
+    assert simulation.TICK_S == tend.TICK_S
+    # Places for 1000 episodes, groups of 3: as runtime/loops/run.py counts.
+    assert cluster(redundant_episodes=1).max_groups_in_flight == 1000 // 3
