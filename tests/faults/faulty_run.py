@@ -178,7 +178,9 @@ class FaultyRun:
         assert shared_memory() <= self.shm_before, sorted(shared_memory() - self.shm_before)
 
     def check_record(self) -> None:
-        """Every reward is finite; every group that was given has one fate, or waits in the last checkpoint."""
+        """Every reward is finite; every group that was given has one fate, or waits in the last checkpoint; no loose ends are printed."""
+        output = (self.folder / "output.txt").read_text(errors="replace")
+        assert not [words for words in ("Task was destroyed", "was never retrieved", "was never awaited") if words in output]
         for step, metrics in self.metrics().items():
             for name in ("reward/episode/mean", "train/loss/value"):
                 assert name not in metrics or math.isfinite(metrics[name]), (step, name)

@@ -106,7 +106,7 @@ def resume_and_compare(folder, reference: Command) -> None:
     ],
 )
 def test_a_killed_process_ends_the_run_with_its_name_and_nothing_stays(tmp_path, words, named):
-    command = train(tmp_path, 500)
+    command = train(tmp_path, 500, "psrl.restarts.max_restarts=0")
     command.wait_for_step(1)
     command.descendant(*words).kill()
     began = time.monotonic()
@@ -135,7 +135,7 @@ def test_ctrl_c_saves_and_resume_gives_the_unbroken_run(tmp_path, unbroken):
 
 def test_a_run_that_was_killed_goes_on_from_its_last_checkpoint(tmp_path, unbroken):
     reference, _, _ = unbroken
-    command = train(tmp_path, 4, "trainer.save_freq=1")
+    command = train(tmp_path, 4, "trainer.save_freq=1", "psrl.restarts.max_restarts=0")
     command.wait_for_step(2)
     command.descendant("psrl.engines.torch").kill()
     command.output(EXIT_LIMIT_S)
