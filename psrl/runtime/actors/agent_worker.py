@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ray
 
+from psrl.config.sandbox import engine_url_of
 from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, EndHow, Endpoints, GroupRequest, GroupResult
+from psrl.sandbox.reaper_process import start_reaper
 from psrl.types import GroupUid
 
 
@@ -14,6 +16,7 @@ class AgentWorkerActor:
 
     def __init__(self, settings: AgentWorkerSettings) -> None:
         self._worker = AgentWorker(settings)
+        self._reaper = start_reaper(engine_url=engine_url_of(settings.sandbox))
 
     async def start(self) -> None:
         """Load the tokenizer, warm the sandboxes, check tools and graders with known answers."""
@@ -38,3 +41,4 @@ class AgentWorkerActor:
     async def stop(self) -> None:
         """End sandboxes and graders."""
         await self._worker.stop()
+        self._reaper.kill()
