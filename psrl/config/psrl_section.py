@@ -41,7 +41,7 @@ class PsrlConfig:
     proactive_filter: ProactiveFilterConfig = field(default_factory=ProactiveFilterConfig)
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
     ps_mode: str = "cpu_ref"
-    """How weights travel: `cpu_ref` (Ray's object store)."""
+    """How weights travel: `cpu_ref` (memory that the node's processes share; Ray's object store between nodes)."""
     max_episode_retries: int = 2
     """How often an episode that ended infra_error is issued again."""
     incomplete_groups: str = "drop"
