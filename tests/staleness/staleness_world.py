@@ -98,11 +98,7 @@ class World:
 
     def play(self) -> None:
         """All of the schedule, every answer checked."""
-        actions = (
-            *(self.admit, self.admit, self.admit, self.arrive, self.arrive, self.arrive, self.train, self.finish_update),
-            *(self.publish, self.begin_syncs, self.end_sync, self.release, self.die, self.come_up, self.hold),
-            *(self.release_hold, self.observe, self.move, self.end_overdue, self.arrive_old),
-        )
+        actions = self.actions()
         try:
             while True:
                 actions[self.choose(len(actions))]()
@@ -111,6 +107,14 @@ class World:
             self.check()
 
     # -- actions
+
+    def actions(self) -> tuple:
+        """What a byte of the schedule chooses from."""
+        return (
+            *(self.admit, self.admit, self.admit, self.arrive, self.arrive, self.arrive, self.train, self.finish_update),
+            *(self.publish, self.begin_syncs, self.end_sync, self.release, self.die, self.come_up, self.hold),
+            *(self.release_hold, self.observe, self.move, self.end_overdue, self.arrive_old),
+        )
 
     def admit(self) -> bool:
         group, attempt = self.again[0] if self.again else (f"g{self.num_new:04}", 0)
@@ -313,6 +317,10 @@ class World:
 
     # -- what must always be possible
 
+    def most_rounds(self) -> int:
+        """Of letting everything arrive, until an update can be made."""
+        return (self.settings.staleness + 1) * self.settings.groups_per_buffer
+
     def carry_out_orders(self) -> int:
         """Every sync order, until there is none; how many."""
         num_done = 0
@@ -349,6 +357,7 @@ class World:
         while len(self.trained) < self.settings.num_steps or self.is_training:
             self.next_update()
             self.check()
+        assert not self.in_flight and not self.arrived, "more was admitted than is trained on"
 
     def next_update(self) -> None:
         self.finish_update()
@@ -367,6 +376,37 @@ class World:
                 num_admitted += 1
             assert num_admitted > 0, f"nothing in flight, nothing to sync, no update ready, nothing admitted: {self}"
             rounds += 1
-            limit = (self.settings.staleness + 1) * self.settings.groups_per_buffer
-            assert rounds <= limit, "every round must fill a slot of the updates ahead"
+            assert rounds <= self.most_rounds(), "every round must fill a slot of the updates ahead"
         self.train()
+
+
+@dataclass
+class PlainWorld(World):
+    """Nothing dies, and which groups carry no signal is a property of the groups: what a synchronous loop sees, in any order of events."""
+
+    without_signal: frozenset = frozenset()
+
+    def actions(self) -> tuple:
+        """See above."""
+        return (
+            self.admit,
+            self.admit,
+            self.arrive,
+            self.arrive,
+            self.train,
+            self.finish_update,
+            self.publish,
+            self.begin_syncs,
+            self.end_sync,
+        )
+
+    def arrive_one(self, group: str, oldest: int | None = None) -> None:
+        """See above."""
+        if group in self.without_signal:
+            self.release_one(group, may_come_again=False)
+        else:
+            super().arrive_one(group, oldest)
+
+    def most_rounds(self) -> int:
+        """See above."""
+        return super().most_rounds() + len(self.without_signal)

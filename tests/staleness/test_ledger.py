@@ -181,6 +181,20 @@ def test_a_redundant_group_takes_a_slot_that_becomes_free():
     assert update(ledger) == (("a",), ())
 
 
+def test_a_buffer_that_opens_makes_a_redundant_group_useful_again():
+    # Bound 1, 1 + 1 groups. After update 0 was consumed weights 1 are served already: "g" gets the second slot of buffer 1, as buffer 2
+    # is not open. "b" makes buffer 1 full, so "g" is redundant, until buffer 2 opens.
+    ledger = ledger_of(staleness=1, redundant=1)
+    admit(ledger, "ab")
+    ledger.occupy("a")
+    ledger.consume()
+    assert admit(ledger, "gh", serving=1) == [1, None]
+    assert [ledger.occupy("b"), ledger.state_of(1)] == [1, BufferState.READY_WITH_CAPACITY]
+    ledger.advance()
+    assert ledger.state_of(1) is BufferState.READY
+    assert (update(ledger), ledger.occupy("g")) == ((("b",), ()), 2)
+
+
 def test_a_group_does_not_push_two_others_out_because_one_was_redundant_once():
     # Bound 2, 1 + 1 groups, all of version 0 and deadline 2. "x" makes update 0, "y" is in buffer 1, and of "z", "h", "i" one is
     # redundant (buffer 2 has 2 slots). "z" fails: "h" and "i" have the slots of buffer 2, none is redundant. "g" of version 1 arrives:
