@@ -8,6 +8,7 @@ from simulation_kit import cluster
 
 from psrl.errors import ConfigError
 from psrl.simulation import measured_workload, simulate
+from psrl.simulation.measured import Played, in_slots_share, mean_wait_s
 from psrl.telemetry import names
 from psrl.telemetry.names import TimeUse
 from psrl.telemetry.run_folder import RunFolder
@@ -87,6 +88,28 @@ def test_seconds_and_shares_of_a_run_become_a_workload(run):
     assert len(workload.episodes.groups) == 4
     plan = workload.episodes.groups[0][0]
     assert (plan.work, plan.tools_s, plan.reward_s, plan.num_tokens) == ((1.0, 1.0), (1.0,), 0.5, (3.0, 3.0))
+
+
+def test_the_time_that_turns_waited_for_a_slot_is_no_part_of_them():
+    # 3 s with 8 running and 2 waiting, 1 s with 4 and 0: 28 of 34 turn seconds in slots.
+    looks = [(3.0, 8.0, 2.0), (1.0, 4.0, 0.0)]
+    steps = [
+        {names.STEP_SECONDS: seconds, names.REPLICAS_RUNNING_MEAN: running, names.REPLICAS_WAITING_MEAN: waiting}
+        for seconds, running, waiting in looks
+    ]
+    assert in_slots_share(steps) == pytest.approx(28 / 34)
+    assert in_slots_share([{names.STEP_SECONDS: 1.0}]) == 1.0
+
+
+def test_long_episodes_stay_long_when_their_turns_have_waited():
+    # 2 turns each, 2 s and 8 s of generation, 70% of it in slots: 7 of 10 s. 0.75 s off each turn: 0.5 s and 6.5 s.
+    episodes = [Played.of(episode("g", 0, Timings(total_s=total_s + 1, generation_s=total_s, tools_s=0.5))) for total_s in (2.0, 8.0)]
+    wait_s = mean_wait_s(episodes, 0.7)
+    assert wait_s == pytest.approx(0.75)
+    plans = [each.plan(wait_s) for each in episodes]
+    assert [sum(plan.work) for plan in plans] == pytest.approx([0.5, 6.5])
+    assert [(plan.tools_s, plan.reward_s) for plan in plans] == [((0.5,), 0.5)] * 2
+    assert mean_wait_s(episodes, 1.0) == pytest.approx(0.0, abs=1e-6)
 
 
 def test_playing_a_run_again_gives_its_steps_back(run):
