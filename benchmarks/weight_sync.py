@@ -150,10 +150,13 @@ def measure_gaps(folder: Path, shape: str, *, rounds: int, threads: int) -> None
         """Notes when each step ended."""
 
         def _step(self) -> None:
+            began = time.thread_time()
             super()._step()
+            cpu.append(time.thread_time() - began)
             ends.append(time.perf_counter())
 
     ends: list[float] = []
+    cpu: list[float] = []
     architecture = read_architecture(folder)
     weights = load_folder(folder, architecture, dtype=torch.float32, device=torch.device("cpu"))
     tensors = tensors_of(folder)
@@ -166,13 +169,13 @@ def measure_gaps(folder: Path, shape: str, *, rounds: int, threads: int) -> None
         core.submit(TurnRequest(request_id=str(index), token_ids=prompt, sampling=SamplingParams(max_tokens=1900)), lambda _: ended.set())
     quiet, staging, swap, seconds, mapped = [], [], [], [], []
     wait_for_steps(ends, 12)
-    own_step_s = median_step_s(ends[2:])
+    own_step_s = statistics.median(cpu[2:])
     for version in range(1, rounds + 1):
         shared = publish_tensors(tensors, PolicyVersion(version))
         count = len(ends)
         wait_for_steps(ends, count + 10)
         quiet.append(longest_gap(ends, ends[count], time.perf_counter()))
-        mapped += [median_step_s(ends[count:])] if version > 1 else []
+        mapped += cpu[count:] if version > 1 else []
         began = time.perf_counter()
         core.stage_weights(shared.manifest).result(WAIT_S)
         staged = time.perf_counter()
@@ -193,13 +196,9 @@ def measure_gaps(folder: Path, shape: str, *, rounds: int, threads: int) -> None
         f"{shape}, longest time between two steps of {NUM_SEQUENCES} sequences: "
         + ", ".join(f"{name} {1e3 * statistics.median(gaps):.1f} ms (worst {1e3 * max(gaps):.1f})" for name, gaps in shown.items())
         + f"; staging took {statistics.median(one for one, _ in seconds):.3f} s, pause to resume "
-        f"{1e3 * statistics.median(two for _, two in seconds):.1f} ms; a step takes {1e3 * own_step_s:.1f} ms with weights in the engine's "
-        f"own memory, {1e3 * statistics.median(mapped):.1f} ms with mapped ones"
+        f"{1e3 * statistics.median(two for _, two in seconds):.1f} ms; a step takes {1e3 * own_step_s:.1f} ms of the engine thread's CPU "
+        f"with weights in its own memory, {1e3 * statistics.median(mapped):.1f} ms with mapped ones"
     )
-
-
-def median_step_s(ends: list[float]) -> float:
-    return statistics.median(later - earlier for earlier, later in itertools.pairwise(ends))
 
 
 def longest_gap(ends: list[float], since: float, until: float) -> float:

@@ -8,6 +8,7 @@ Legend: B rows, T tokens, H hidden width, V vocabulary, N scored tokens.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,11 +97,16 @@ def shard(model: PolicyModel, mesh: DeviceMesh) -> PolicyModel:
     return model
 
 
-def named_full_tensors(model: PolicyModel) -> dict[str, Tensor]:
-    """Full CPU tensors by Hugging Face parameter name, tied weights once. With shards, every rank must call this."""
-    tensors = {}
+def full_tensors(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
+    """Full tensors by Hugging Face parameter name, tied weights once; use each before the next update, which may change it.
+
+    With shards, every rank must go through all of them.
+    """
     for name, parameter in model.causal_lm.named_parameters():
         tensor = parameter.detach()
-        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        tensors[name] = full.to("cpu", copy=True).contiguous()
-    return tensors
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def named_full_tensors(model: PolicyModel) -> dict[str, Tensor]:
+    """Copies of them on the CPU."""
+    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in full_tensors(model)}

@@ -23,11 +23,13 @@ from psrl.config.algorithm import AlgorithmConfig
 from psrl.config.model import ModelConfig
 from psrl.data_plane import DataPlane, KVBatchMeta
 from psrl.errors import ConfigError, DataPlaneError, PsrlError, TrainingError
+from psrl.parameter_server.layout import lay_out, pieces_of
+from psrl.parameter_server.transports.shared_memory import SharedVersion, publish
 from psrl.training.checkpoint import load_checkpoint, save_checkpoint
 from psrl.training.export import save_hf_folder
 from psrl.training.metrics import StepTotals
 from psrl.training.mismatch import with_effective_shares
-from psrl.training.model import SHARD_AXIS, PolicyModel, load_model, named_full_tensors, shard
+from psrl.training.model import SHARD_AXIS, PolicyModel, full_tensors, load_model, named_full_tensors, shard
 from psrl.training.optim import make_optimizer, make_scheduler
 from psrl.training.packing import MicroBatch, pack
 from psrl.training.scoring import RowRef, TrainRow, make_row, score
@@ -43,7 +45,7 @@ MiniBatch = list[MicroBatch[TrainRow]]
 class TrainRank:
     """Policy, optimizer and (optionally) reference of one rank.
 
-    Call `setup` once, then `train_step`, `named_full_tensors`, `save`, `load`, `save_hf` in any order, then `close`.
+    Call `setup` once, then `train_step`, `publish`, `named_full_tensors`, `save`, `load`, `save_hf` in any order, then `close`.
     """
 
     def __init__(
@@ -167,6 +169,20 @@ class TrainRank:
     def named_full_tensors(self) -> dict[str, Tensor]:
         """Copies of all weights on the CPU by Hugging Face parameter name, tied weights once."""
         return named_full_tensors(self._policy)
+
+    def publish(self, version: PolicyVersion) -> SharedVersion | None:
+        """Gather the weights tensor by tensor; rank 0 writes them into memory that its node shares. None on other ranks.
+
+        Raises:
+            WeightSyncError: Memory is short.
+        """
+        tensors = full_tensors(self._policy)
+        if self._rank != 0:
+            for _ in tensors:
+                pass
+            return None
+        manifest = lay_out(self._policy.causal_lm.named_parameters(), version=version)
+        return publish(manifest, pieces_of(tensors, manifest))
 
     def save(self, path: str | Path) -> None:
         """Checkpoint weights, optimizer, schedule and RNG to a folder. Raises CheckpointError."""

@@ -8,6 +8,8 @@ from training_builders import largest_difference, make_rank, make_rows, stored
 
 from psrl.config.actor import OptimConfig
 from psrl.errors import TrainingError
+from psrl.parameter_server.layout import read_tensors
+from psrl.parameter_server.transports.shared_memory import open_version
 
 STEPS = 3
 OPTIONS = {
@@ -25,6 +27,12 @@ def train(model_path, folder, rank, world_size, **options):
     trainer = make_rank(model_path, data_plane, rank=rank, world_size=world_size, init_method=init_method, **OPTIONS, **options)
     metrics = [trainer.train_step(meta, version=0) for _ in range(STEPS)]
     tensors = trainer.named_full_tensors()
+    shared = trainer.publish(7)
+    if rank == 0:
+        published = read_tensors(open_version(shared.manifest), shared.manifest)
+        assert published.keys() == tensors.keys()
+        assert all(torch.equal(published[name], tensor) for name, tensor in tensors.items())
+        shared.close()
     trainer.save(f"{folder}/checkpoint-{world_size}")
     trainer.save_hf(f"{folder}/model-{world_size}")
     rows[0].columns["rollout_logprobs"].fill_(torch.nan)

@@ -21,7 +21,6 @@ from psrl.config.model import ModelConfig
 from psrl.data_plane import KVBatchMeta
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.errors import WeightSyncError
-from psrl.parameter_server.push import publish_tensors
 from psrl.parameter_server.transports.shared_memory import SharedVersion, open_version
 from psrl.parameter_server.versions import Lease
 from psrl.protocols import WeightManifest
@@ -65,7 +64,7 @@ class TrainWorkerActor:
         self._data_plane = TransferQueueDataPlane(deadline_s=settings.data_plane_deadline_s, startup_deadline_s=settings.startup_deadline_s)
         self._rank: TrainRank | None = None
         self._published: dict[PolicyVersion, SharedVersion] = {}
-        """Of rank 0: what the parameter server holds, and perhaps one more that is being pushed."""
+        """Of rank 0: what the parameter server holds."""
 
     async def rendezvous(self) -> str:
         """An address on this node that all ranks can meet at."""
@@ -104,21 +103,22 @@ class TrainWorkerActor:
 
         Every rank gathers, whatever becomes of the parameter server, so that the ranks stay in step; after that their threads are free.
         """
-        shared = await self._in_thread(lambda: self._gathered(version))
+        shared = await self._in_thread(lambda: self._the_rank.publish(version))
         if shared is None:
             return None
-        self._published[version] = shared
-        lease, is_committed = None, False
+        is_committed = False
         try:
             lease = await parameter_server.begin_push.remote(version)
-            manifest = await self._commit(parameter_server, lease, version)
-            is_committed = True
-        finally:
-            if not is_committed:
-                self._published.pop(version).close()
-                if lease is not None:
+            try:
+                manifest = await self._commit(parameter_server, lease, shared)
+                is_committed = True
+            finally:
+                if not is_committed:
                     with contextlib.suppress(RayActorError):
                         await parameter_server.abort_push.remote(lease)
+        finally:
+            if not is_committed:
+                shared.close()
         return manifest
 
     async def republish(self, parameter_server: ray.actor.ActorHandle) -> None:
@@ -126,7 +126,7 @@ class TrainWorkerActor:
         held = await parameter_server.held.remote()
         for version in sorted(self._published):
             if not held or version > max(held):
-                await self._commit(parameter_server, await parameter_server.begin_push.remote(version), version)
+                await self._commit(parameter_server, await parameter_server.begin_push.remote(version), self._published[version])
 
     async def weights(self, version: PolicyVersion) -> np.ndarray:
         """The bytes of a version that was pushed, for nodes that cannot map them: uint8, read-only.
@@ -161,17 +161,13 @@ class TrainWorkerActor:
         assert self._rank is not None, "load() comes first"
         return self._rank
 
-    def _gathered(self, version: PolicyVersion) -> SharedVersion | None:
-        """All weights in one piece of shared memory; None on ranks that only help to gather."""
-        tensors = self._the_rank.named_full_tensors()
-        return publish_tensors(tensors, version) if self._settings.rank == 0 else None
-
-    async def _commit(self, parameter_server: ray.actor.ActorHandle, lease: Lease, version: PolicyVersion) -> WeightManifest:
+    async def _commit(self, parameter_server: ray.actor.ActorHandle, lease: Lease, shared: SharedVersion) -> WeightManifest:
         """Make a written version visible, and free what nobody can pull any more."""
-        manifest = self._published[version].manifest
-        manifest = dataclasses.replace(manifest, location=manifest.location | {NODE: ray.get_runtime_context().get_node_id()})
+        location = shared.manifest.location | {NODE: ray.get_runtime_context().get_node_id()}
+        manifest = dataclasses.replace(shared.manifest, location=location)
         held = await parameter_server.commit_push.remote(lease, manifest, ray.get_runtime_context().get_actor_name() or "")
-        for old in [old for old in self._published if old < version and old not in held]:
+        self._published[manifest.version] = shared
+        for old in [old for old in self._published if old < manifest.version and old not in held]:
             self._published.pop(old).close()
         return manifest
 
