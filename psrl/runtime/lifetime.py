@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from psrl.config.tree import Config
 from psrl.errors import ProcessDiedError, PsrlError, RunFolderError
+from psrl.processes.guard import start_guard
 from psrl.runtime.build import Cluster, Reports, make_cluster
 from psrl.runtime.cluster import RayProcesses, ray_of
 from psrl.runtime.run_record import RunRecord
@@ -44,6 +45,7 @@ async def run_with_processes(config: Config, record: RunRecord, work: Work, *, w
     told: PsrlError | None = None
     try:
         record.activity("starting Ray")
+        start_guard()
         with ray_of(config, with_training=with_training) as ray_processes:
             stop.install()  # again: Ray takes SIGTERM for itself
             record.started("Ray")

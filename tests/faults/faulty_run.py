@@ -172,7 +172,8 @@ class FaultyRun:
 
     def check_nothing_is_left(self) -> None:
         """No process, sandbox or shared memory of the run."""
-        assert self.now.leftovers() == []
+        leftovers = self.now.leftovers()
+        assert leftovers == [], leftovers
         left = find_leftovers()
         assert left.count == 0, left
         assert shared_memory() <= self.shm_before, sorted(shared_memory() - self.shm_before)
