@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError
 
 from psrl.engine_client.client import HttpReplica
-from psrl.errors import WeightSyncError
+from psrl.errors import EngineError, WeightSyncError
 from psrl.runtime.actors.parameter_server import ParameterServerActor
 from psrl.types import FinishReason, GenerateRequest, SamplingParams
 from tests.engines.tiny_models import save_tiny_qwen3
@@ -194,3 +194,30 @@ def test_a_replica_that_is_started_again_has_its_url_and_samples_nothing_before_
         return await running
 
     assert beside(urls[1], body).policy_versions == [version] * 8
+
+
+def test_a_sync_that_a_restart_cuts_short_does_not_let_the_new_server_sample(parts, server):
+    worker, replicas, urls = parts
+    version = next_version(server)
+    wait(worker.push.remote(server, version))
+
+    async def body(engine):
+        running = asyncio.create_task(engine.generate(turn("long")))
+        async with asyncio.timeout(WAIT_S):
+            while (await engine.metrics())["psrl_engine_running"] < 1:
+                await asyncio.sleep(0)
+        cut_short = replicas[1].sync.remote(server, version, "wait")  # waits for the turn
+        restart = replicas[1].restart.remote()
+        failed = await asyncio.gather(cut_short, running, return_exceptions=True)
+        await restart
+        queued = asyncio.create_task(engine.generate(turn("t", max_tokens=8)))
+        async with asyncio.timeout(WAIT_S):
+            while (await engine.metrics())["psrl_engine_waiting"] < 1:
+                await asyncio.sleep(0)
+        result = await replicas[1].sync.remote(server, version)
+        return failed, result, await queued
+
+    failed, result, generation = beside(urls[1], body)
+    assert [type(error.cause if hasattr(error, "cause") else error) for error in failed] == [EngineError, EngineError]
+    assert result.report.version == version
+    assert generation.policy_versions == [version] * 8

@@ -54,15 +54,15 @@ class EngineReplicaActor:
         if paused:
             self._process = self._new_process(self._process.port, is_paused=True)
         await self._process.start(self._rollout.startup_timeout_s)
-        self._replica = HttpReplica(self._process.url, request_timeout_s=self._rollout.request_timeout_s)
+        if self._replica is None:
+            self._replica = HttpReplica(self._process.url, request_timeout_s=self._rollout.request_timeout_s)
         return self._process.url
 
     async def restart(self) -> str:
         """End what is left of the server and start another at the same URL, paused: it has the weights of the start."""
-        assert self._replica is not None, "start() comes first"
-        await self._replica.close()
         await asyncio.to_thread(self._process.stop, 0.0)
-        return await self.start(paused=True)
+        async with self._syncing:  # a sync under way fails now; its last word, `resume`, must not reach the new server
+            return await self.start(paused=True)
 
     async def sync(self, parameter_server: ray.actor.ActorHandle, version: PolicyVersion, mode: str = "keep") -> SyncResult:
         """Bring `version` to the server, which decodes on until it is there, and then stands still for the change itself.
@@ -83,11 +83,11 @@ class EngineReplicaActor:
             async with self._pulled(parameter_server, version) as manifest:
                 await self._replica.stage_weights(manifest)
             paused = time.perf_counter()
-            await self._replica.pause(mode)
             try:
+                await self._replica.pause(mode)
                 report = await self._replica.finish_weights(version)
             finally:
-                await self._replica.resume()
+                await self._replica.resume()  # also after a pause that did not come about: it may still be waiting for turns
             now = time.perf_counter()
             return SyncResult(report=report, seconds=now - began, paused_s=now - paused)
 
