@@ -1,10 +1,13 @@
 """Processes that are started again: killed twenty times at random moments, also while they start. The run goes on; no group is lost or
 trained on twice."""
 
+import json
 import signal
 import time
+from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.faults.faulty_run import NUM_INJECTIONS, RECOVERY_LIMIT_S, WITHOUT_END, FaultyRun, kill
 
@@ -73,6 +76,38 @@ def test_a_replica_that_answers_nothing_is_started_again(tmp_path):
     run.until_steps(3)
     run.stop()
     run.check_record()
+
+
+def test_a_replica_that_takes_turns_and_samples_nothing_is_started_again(tmp_path):
+    recipe = recipe_with_hanging_engine(tmp_path / "recipe", num_answered=200)
+    run = FaultyRun(tmp_path, "hanging engine", recipe=str(recipe), settings=WITHOUT_END)
+    run.begin()
+    for number in range(1, NUM_INJECTIONS + 1):
+        began = time.monotonic()
+        until_named(run, "engine replica 0", number - 1)
+        run.report(number, f"after 200 turns, at step {run.num_steps()}, {time.monotonic() - began:.1f} s after the one before")
+    assert "sampled nothing for" in run.errors()[0].message
+    until_recovered(run, "engine replica")
+    run.until_steps(1)
+    run.stop()
+    run.check_record()
+
+
+def recipe_with_hanging_engine(folder: Path, *, num_answered: int) -> Path:
+    """The tiny recipe on a scripted engine that answers so many turns after each start, and then none."""
+    folder.mkdir()
+    answer = {
+        "random": {"low": 20, "high": 120, "min_tokens": 4, "max_tokens": 40, "by_seed": True},
+        "per_token_s": 0.002,
+        "finish_reason": "stop",
+    }
+    script = {"vocab_size": 128, "max_model_len": 1024, "turns": [answer] * num_answered + [{"failure": "hang"}] * 100_000}
+    (folder / "script.json").write_text(json.dumps(script))
+    recipe = folder / "hanging_engine.yaml"
+    rollout = {"name": "scripted", "script_path": str(folder / "script.json"), "request_timeout_s": 5}
+    tree = {"defaults": ["/retool_tiny/config@_global_", "_self_"], "gen_actor_rollout_ref": {"rollout": rollout}}
+    recipe.write_text(yaml.safe_dump(tree))
+    return recipe
 
 
 def until_named(run: FaultyRun, unit: str, num_deaths: int) -> None:

@@ -7,15 +7,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-import psrl.recipes
 from tests.faults import hanging_tools
 from tests.faults.faulty_run import END_LIMIT_S, NUM_INJECTIONS, WITHOUT_END, FaultyRun
 
 pytestmark = pytest.mark.slow
 
-RECIPE = Path(psrl.recipes.__file__).parent / "retool_tiny"
 QUICK = ("gen_actor_rollout_ref.rollout.agent.step_timeout_s=2", "gen_actor_rollout_ref.rollout.agent.episode_timeout_s=20")
-SILENCE_S = 5
+SILENCE_S = 15
 
 
 def recipe_with_hanging_tool(folder: Path, *, share: float, how: str) -> Path:
@@ -25,7 +23,9 @@ def recipe_with_hanging_tool(folder: Path, *, share: float, how: str) -> Path:
     config = {"share": share, "how": how, "log": str(folder / "hung.txt")}
     (folder / "tools.yaml").write_text(yaml.safe_dump({"tools": [{"class_name": "hanging_tools.HangingInterpreter", "config": config}]}))
     recipe = folder / "hanging.yaml"
-    recipe.write_text((RECIPE / "config.yaml").read_text().replace("${package:recipes/retool_tiny/tools.yaml}", str(folder / "tools.yaml")))
+    rollout = {"multi_turn": {"tool_config_path": str(folder / "tools.yaml")}}
+    tree = {"defaults": ["/retool_tiny/config@_global_", "_self_"], "gen_actor_rollout_ref": {"rollout": rollout}}
+    recipe.write_text(yaml.safe_dump(tree))
     return recipe
 
 
