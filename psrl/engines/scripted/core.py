@@ -116,8 +116,12 @@ class ScriptedCore:
         return self._locked(self._resume)
 
     def stage_weights(self, manifest: WeightManifest) -> Future[WeightReport]:
-        """See the contract."""
-        return self._locked(lambda: self._stage(manifest))
+        """See the contract. The check has a thread of its own: it must hold up neither tokens nor other requests."""
+        done: Future[WeightReport] = Future()
+        with self._wake:
+            self._staged = None
+        threading.Thread(target=lambda: self._stage(manifest, done), name="weight-staging", daemon=True).start()
+        return done
 
     def commit_weights(self, version: PolicyVersion) -> Future[WeightReport]:
         """See the contract."""
@@ -264,14 +268,18 @@ class ScriptedCore:
             self._emit(played, time.monotonic())
         self._fill()
 
-    def _stage(self, manifest: WeightManifest) -> WeightReport:
-        self._staged = None
-        found = checksum(open_version(manifest))
-        if found != manifest.checksum:
-            raise WeightSyncError(f"version {manifest.version} has checksum {found}, its manifest says {manifest.checksum}")
+    def _stage(self, manifest: WeightManifest, done: Future[WeightReport]) -> None:
+        try:
+            found = checksum(open_version(manifest))
+            if found != manifest.checksum:
+                raise WeightSyncError(f"version {manifest.version} has checksum {found}, its manifest says {manifest.checksum}")
+        except WeightSyncError as error:
+            return done.set_exception(error)
         count = len(manifest.tensors)
-        self._staged = WeightReport(version=manifest.version, num_matched=count, num_expected=count, checksum=found)
-        return self._staged
+        report = WeightReport(version=manifest.version, num_matched=count, num_expected=count, checksum=found)
+        with self._wake:
+            self._staged = report
+        return done.set_result(report)
 
     def _commit(self, version: PolicyVersion) -> WeightReport:
         if self._staged is None or self._staged.version != version:
