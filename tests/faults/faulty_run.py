@@ -174,7 +174,9 @@ class FaultyRun:
         """No process, sandbox or shared memory of the run."""
         leftovers = self.now.leftovers()
         assert leftovers == [], leftovers
-        left = find_leftovers()
+        deadline = time.monotonic() + 20
+        while (left := find_leftovers()).count and time.monotonic() < deadline:
+            time.sleep(POLL_S)
         assert left.count == 0, left
         assert shared_memory() <= self.shm_before, sorted(shared_memory() - self.shm_before)
 
