@@ -314,13 +314,10 @@ class StalenessLedger:
 
     def _spare_redundant(self) -> None:
         """Have no more redundant groups than must be: those that fit elsewhere are not. The next update's are spared first."""
-        for v in self._window():
-            buffer = self._buffers.get(v)
-            while buffer is not None and buffer.num_redundant > 0:
-                buffer.num_redundant -= 1
-                if max(self._balances(to_promise=False)) > 0:
-                    buffer.num_redundant += 1
-                    break
+        redundant = [buffer for buffer in self._buffers.values() if buffer.num_redundant > 0]
+        for buffer in redundant:
+            start = buffer.version - self._window()[0]
+            buffer.num_redundant -= min(buffer.num_redundant, -max(self._balances(to_promise=False)[start:]))
 
     def _forget(self, group: GroupUid) -> PolicyVersion:
         admitted = self._in_flight.pop(group)
