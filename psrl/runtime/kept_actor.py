@@ -16,6 +16,7 @@ from psrl.processes.kept import RestartHistory, RestartLimit
 from psrl.runtime.supervision import answer_of, end_of, first_done, look_of
 
 LOOK_DEADLINE_S = 10.0
+GRACE_FOR_THE_WATCH_S = 0.5
 Died = Callable[[str, str], None]
 """Is told which process died and is started again, and why."""
 Make = Callable[[], ray.actor.ActorHandle]
@@ -159,8 +160,9 @@ class KeptActor:
         return f"{cause} ({self._process})" if self._process is not None else cause
 
     async def _end(self) -> str:
-        ends = [end_of(self.handle, suspected=self._suspected, silent_after_s=self._limits.silent_after_s)]
-        return await first_done([*ends, self._watched_end()] if self._has_watch else ends)
+        end = end_of(self.handle, suspected=self._suspected, silent_after_s=self._limits.silent_after_s)
+        # The watch knows more: a call to a replica whose server has just died fails, too.
+        return await (first_done((self._watched_end(), end), grace_s=GRACE_FOR_THE_WATCH_S) if self._has_watch else end)
 
     async def _watched_end(self) -> str:
         try:

@@ -141,12 +141,17 @@ async def end_of(actor: ray.actor.ActorHandle, *, suspected: asyncio.Event | Non
             await asyncio.wait_for(suspected.wait(), LOOK_S)
 
 
-async def first_done(works: Iterable[Coroutine[Any, Any, Result]]) -> Result:
-    """What the first of several gives; the others are cancelled. Unblocked by the first that ends, however it ends."""
+async def first_done(works: Iterable[Coroutine[Any, Any, Result]], *, grace_s: float = 0.0) -> Result:
+    """What the first of several gives, or, of those that end within `grace_s` after it, the one that was named first.
+
+    The others are cancelled. Unblocked by the first that ends, however it ends.
+    """
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return next(task for task in tasks if task in done).result()
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if grace_s and not tasks[0].done():
+            await asyncio.wait(tasks[:1], timeout=grace_s)
+        return next(task for task in tasks if task.done()).result()
     finally:
         await end_tasks(tasks, END_OF_TASKS_S)
 

@@ -13,7 +13,7 @@ from psrl.protocols import WeightManifest, WeightReport
 from psrl.runtime.kept_replica import check_report
 from psrl.runtime.lifetime import cause_in, unless_stopped
 from psrl.runtime.startup import Checklist
-from psrl.runtime.supervision import Supervisor, UnitsInFlight, answer_of, first_line
+from psrl.runtime.supervision import Supervisor, UnitsInFlight, answer_of, first_done, first_line
 from psrl.runtime.watchdog import Watchdog
 
 
@@ -61,6 +61,14 @@ def test_of_what_died_together_the_one_that_the_others_lean_on_is_named():
             await asyncio.wait_for(supervisor.run(), 10)
 
     asyncio.run(run())
+
+
+def test_of_two_looks_at_one_death_the_one_that_knows_more_is_told():
+    async def run():
+        knows, suspects = ends_after(5, "it ended with code -9"), ends_after(1, "a call failed")
+        return await first_done((knows, suspects), grace_s=10)
+
+    assert asyncio.run(run()) == "it ended with code -9"
 
 
 def test_a_process_that_is_given_up_ends_the_watch_with_its_history():
