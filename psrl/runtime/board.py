@@ -226,6 +226,14 @@ class Board:
         """Until every instance serves the version of `hold`. Unblocked by the syncs that it asked for."""
         await self._until(lambda: True if self._coordinator.is_held_at(version) else None)
 
+    def instances_at(self, version: PolicyVersion) -> tuple[int, ...]:
+        """Those that serve exactly `version`; empty where there is only one to choose."""
+        return self._coordinator.serving(version) if len(self._coordinator.instances) > 1 else ()
+
+    def places_of(self, admission: Admission) -> tuple[int, ...] | None:
+        """The instance of each episode; None where there is only one to choose, behind which SMG may have several replicas."""
+        return admission.instances if len(self._coordinator.instances) > 1 else None
+
     def release_hold(self) -> None:
         """Instances may take newer weights again."""
         self._coordinator.release_hold()

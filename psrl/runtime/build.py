@@ -102,7 +102,7 @@ def make_cluster(config: Config, log_folder: Path, *, with_training: bool = True
     return Cluster(
         train_workers=train_workers,
         workers=WorkerPool([makers.agent_worker(index, endpoints) for index in range(rollout.agent.num_workers)], note=reports.note),
-        fleet=Fleet(replicas, parameter_server, is_behind_smg=config.psrl.rollout_gateway.enable),
+        fleet=Fleet(replicas, parameter_server, is_behind_smg=starts_gateway(config)),
         gateway=makers.gateway(replicas, endpoints) if starts_gateway(config) else None,
         parameter_server=parameter_server,
         data_plane=TransferQueueDataPlane(

@@ -98,7 +98,7 @@ async def _evaluate(config: Config, endpoint: Endpoint, tasks: Sequence[Task], n
     finally:
         stopping.cancel()
         stop.restore()
-    metrics = validation_metrics(evaluation.groups) if evaluation.groups else {}
+    metrics = validation_metrics(evaluation.groups, PolicyVersion(0)) if evaluation.groups else {}
     return EvalSummary(
         run_folder=folder.path,
         num_tasks=len(tasks),

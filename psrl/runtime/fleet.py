@@ -1,6 +1,6 @@
 """The engine replicas of a run as instances: loaded, synced, and started again.
 
-Without SMG each replica is an instance of its own; behind SMG all replicas are instance 0, since SMG chooses among them.
+Without a gateway each replica is an instance of its own. With one all replicas are instance 0, since SMG chooses among them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Fleet:
 
     @property
     def num_instances(self) -> int:
-        """1 behind SMG, else the number of replicas."""
+        """1 where there is a gateway, else the number of replicas."""
         return len(self._instances)
 
     async def sync(self, instance: int, version: PolicyVersion, mode: str) -> SyncResult:

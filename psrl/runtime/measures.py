@@ -10,7 +10,7 @@ from psrl.runtime.board import Board, ReadyBuffer
 from psrl.runtime.groups import EpisodeSummary, GroupResult
 from psrl.telemetry import names
 from psrl.telemetry.names import TimeUse
-from psrl.types import Outcome
+from psrl.types import Outcome, PolicyVersion
 
 SAID = ("env", "agent")
 """First word of the counts that others than psrl named."""
@@ -96,12 +96,18 @@ def seconds_by_use(groups: Iterable[GroupResult]) -> dict[TimeUse, float]:
     }
 
 
-def validation_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
-    """Greedy and mean@n accuracy, reward and tool rate; members are told apart by their ticket's temperature."""
+def validation_metrics(groups: Sequence[GroupResult], version: PolicyVersion) -> dict[str, float]:
+    """Greedy and mean@n accuracy, reward and tool rate; members are told apart by their ticket's temperature.
+
+    Where tokens came from other weights than `version` (a replica died and could only come back with newer ones) a metric says so.
+    """
     episodes = [summary for group in groups for summary in group.summaries]
     sampled = [summary for summary in episodes if summary.temperature is None]
     greedy = [summary for summary in episodes if summary.temperature is not None]
     metrics: dict[str, float] = {}
+    num_other = sum(group.oldest_version not in (None, version) for group in groups)
+    if num_other:
+        metrics[names.VAL_OTHER_VERSION_SHARE] = num_other / len(groups)
     if sampled:
         metrics[names.VAL_MEAN_AT_N_ACCURACY] = mean_accuracy(sampled)
         metrics[names.VAL_MEAN_AT_N_REWARD] = fmean([s.reward for s in sampled if s.reward is not None] or [0.0])

@@ -53,9 +53,12 @@ def training_tickets(
 
 
 def validation_tickets(
-    task: Task, *, num_sampled: int, is_greedy_too: bool, version: PolicyVersion, run_seed: int
+    task: Task, *, num_sampled: int, is_greedy_too: bool, version: PolicyVersion, run_seed: int, instance: int | None = None
 ) -> tuple[EpisodeTicket, ...]:
-    """`num_sampled` episodes at the rollout's temperature and, if asked for, a greedy one, which comes last."""
+    """`num_sampled` episodes at the rollout's temperature and, if asked for, a greedy one, which comes last.
+
+    All are played at `instance`; None leaves them to the client.
+    """
     kinds = [(f"e{index}", None) for index in range(num_sampled)] + ([("greedy", 0.0)] if is_greedy_too else [])
     return tuple(
         EpisodeTicket(
@@ -65,6 +68,7 @@ def validation_tickets(
             seed=seed_of(run_seed, f"{task.uid}-{name}"),
             is_validation=True,
             temperature=temperature,
+            instance=instance,
         )
         for name, temperature in kinds
     )

@@ -96,6 +96,8 @@ VAL_GREEDY_ACCURACY = "val/greedy/accuracy"
 VAL_MEAN_AT_N_ACCURACY = "val/mean_at_n/accuracy"
 VAL_MEAN_AT_N_REWARD = "val/mean_at_n/reward"
 VAL_TOOL_RATE = "val/tool_rate/mean"
+VAL_OTHER_VERSION_SHARE = "val/other_version/share"
+"""Share of validation tasks with tokens of other weights than those that are validated; absent where there are none."""
 VAL_SECONDS = "val/time/seconds"
 
 MISMATCH_KL_K1 = "mismatch/kl_k1/mean"

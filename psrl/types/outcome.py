@@ -48,7 +48,7 @@ class EpisodeTicket:
     temperature: float | None = None
     """Overrides the rollout's temperature (validation runs greedy and sampled); None keeps it."""
     instance: int | None = None
-    """Index of the rollout instance (replica) that plays it; None: any. Behind SMG there is one instance."""
+    """Index of the rollout instance (replica) that plays it; None: any, as where there is only one instance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,5 +1,7 @@
 """Metrics of a step by hand numbers; seeds that depend on what an episode is and never on when it runs."""
 
+from dataclasses import replace
+
 import pytest
 
 from psrl.data_plane import Partition
@@ -80,10 +82,17 @@ def test_validation_tells_greedy_from_sampled_and_counts_failures_as_unsolved():
                 summary(reward=None, accuracy=None, outcome=Outcome.INFRA_ERROR),
                 summary(reward=1.0, accuracy=1.0, temperature=0.0),
             )
-        ]
+        ],
+        version=0,
     )
     assert metrics["val/mean_at_n/accuracy"] == 0.5
     assert metrics["val/greedy/accuracy"] == 1.0
+    assert "val/other_version/share" not in metrics
+
+
+def test_validation_says_when_tokens_came_from_other_weights():
+    right, wrong = (replace(group(summary(reward=1.0, accuracy=1.0)), oldest_version=version) for version in (3, 4))
+    assert validation_metrics([right, wrong], version=3)["val/other_version/share"] == 0.5
 
 
 def branch(*turns: tuple[list[int], list[int]]) -> Trajectory:

@@ -52,7 +52,9 @@ class AssembleLoop:
         self._arrivals = arrivals
         self._data_plane = data_plane
         self._settings = settings
-        self._sampling = DynamicSampling(max_filtered=filter_groups.max_num_gen_batches * groups_per_step) if filter_groups.enable else None
+        # With staleness, groups of several updates may arrive before the first of them.
+        max_filtered = filter_groups.max_num_gen_batches * groups_per_step * (settings.staleness + 1)
+        self._sampling = DynamicSampling(max_filtered=max_filtered) if filter_groups.enable else None
         self._errors = errors
         self._report = report
         self._record_fate = record_fate

@@ -77,7 +77,7 @@ class FeedLoop:
             rollout_n=self._rollout_n + self._redundant_episodes,
             version=admission.version,
             run_seed=self._run_seed,
-            instances=admission.instances,
+            instances=self._board.places_of(admission),
             attempt=admission.attempt,
         )
         request = GroupRequest(

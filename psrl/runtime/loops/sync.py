@@ -13,6 +13,9 @@ from psrl.runtime.fleet import Fleet
 from psrl.staleness import SyncOrder
 from psrl.telemetry import names
 
+RETRY_PAUSE_S = 1.0
+"""After a sync that failed."""
+
 
 class SyncLoop:
     """Carries out sync orders.
@@ -78,7 +81,9 @@ class SyncLoop:
         try:
             result = await self._fleet.sync(order.instance, order.version, self._mode)
         except (EngineError, ProcessDiedError):
-            self._board.sync_failed(order.instance)  # the fleet sees to a replica that died, and says when it is back
+            # The fleet sees to a replica that died, and says when it is back. One that lives is asked again, but not at once.
+            await asyncio.sleep(RETRY_PAUSE_S)
+            self._board.sync_failed(order.instance)
         else:
             self._seconds.append(result.seconds)
             self._paused.append(result.paused_s)

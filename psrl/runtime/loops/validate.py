@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import Callable, Sequence
 
@@ -49,19 +50,29 @@ class Validation:
         self._progress = progress
         self._num_done = 0
 
-    async def run(self, version: PolicyVersion, step: int) -> dict[str, float]:
-        """Metrics named `val/...` of the weights `version`, which `step` training steps made."""
+    async def run(self, version: PolicyVersion, step: int, *, instances: Sequence[int] = ()) -> dict[str, float]:
+        """Metrics named `val/...` of the weights `version`, which `step` training steps made.
+
+        `instances` serve this version and take the tasks in turn; where none is named, any takes them.
+        """
         began = time.monotonic()
         self._num_done = 0
-        results = await asyncio.gather(*(self._play(index, task, version) for index, task in enumerate(self._tasks)))
+        places = itertools.cycle(instances or (None,))
+        plays = [self._play(index, task, version, place) for index, (task, place) in enumerate(zip(self._tasks, places, strict=False))]
+        results = await asyncio.gather(*plays)
         for result in results:
             for episode in result.records:
                 self._record(episode, step)
-        return {**validation_metrics(results), names.VAL_SECONDS: time.monotonic() - began}
+        return {**validation_metrics(results, version), names.VAL_SECONDS: time.monotonic() - began}
 
-    async def _play(self, index: int, task: Task, version: PolicyVersion) -> GroupResult:
+    async def _play(self, index: int, task: Task, version: PolicyVersion, place: int | None) -> GroupResult:
         tickets = validation_tickets(
-            task, num_sampled=self._num_sampled, is_greedy_too=self._is_greedy_too, version=version, run_seed=self._run_seed
+            task,
+            num_sampled=self._num_sampled,
+            is_greedy_too=self._is_greedy_too,
+            version=version,
+            run_seed=self._run_seed,
+            instance=place,
         )
         request = GroupRequest(task=task, tickets=tickets, num_needed=len(tickets), wants_records=index < self._num_records)
         result = await self._workers.play(request, what=f"validation of {task.uid}", deadline_s=self._group_deadline_s)
@@ -119,7 +130,8 @@ class ValidationLoop:
             self._begun(step)
             try:
                 await asyncio.wait_for(self._board.until_held(version), self._hold_deadline_s)
-                self._done(await self._validation.run(version, step), step)
+                instances = self._board.instances_at(version)
+                self._done(await self._validation.run(version, step, instances=instances), step)
             except TimeoutError as error:
                 raise DeadlineError(
                     f"validation of step {step}: replicas did not take weights {version} in {self._hold_deadline_s:g} s"
