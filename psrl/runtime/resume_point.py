@@ -119,6 +119,7 @@ def _few(uids: Iterable[str]) -> str:
 
 
 def _result_as_dict(result: GroupResult) -> dict[str, Any]:
+    assert not result.is_cancelled, f"{result.group} was cancelled and cannot wait for an update"
     return {
         "group": result.group,
         "attempt": result.attempt,

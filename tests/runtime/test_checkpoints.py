@@ -33,9 +33,9 @@ def test_what_was_saved_comes_back_field_by_field(folder):
     assert read_checkpoint(save(folder, point)) == point
 
 
-def test_every_field_of_a_group_but_its_records_is_kept():
+def test_every_field_of_a_group_is_kept_but_its_records_and_that_it_was_not_cancelled():
     kept = set(a_point().arrived_as_list()[0])
-    assert kept == {field.name for field in dataclasses.fields(GroupResult)} - {"records"}
+    assert kept == {field.name for field in dataclasses.fields(GroupResult)} - {"records", "is_cancelled"}
 
 
 async def restored(checkpoint, point):
