@@ -133,7 +133,7 @@ class _Makers:
                 await train_workers[0].republish.remote(handle)
 
         def make() -> ray.actor.ActorHandle:
-            return ParameterServerActor.remote(num_kept=NUM_KEPT)
+            return ParameterServerActor.remote(num_kept=NUM_KEPT, lease_s=self._config.psrl.deadlines.weight_sync_s)
 
         return ParameterServer(self._kept("parameter server", make, prepare))
 

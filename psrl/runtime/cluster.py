@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import ray
@@ -22,7 +21,7 @@ from psrl.errors import ConfigError, ProcessDiedError
 from psrl.runtime import PROCESS_ENVIRONMENT
 
 OBJECT_STORE_BYTES = 400 * 2**20
-"""Room for a few versions of small weights; a local start raises it by three versions of the weights."""
+"""For what calls carry: groups with their episodes. Weights and rows travel beside it."""
 NEEDED_OF_RAY = ("gcs_server", "raylet")
 LOOK_S = 0.5
 
@@ -110,7 +109,7 @@ def _start_or_join(config: Config, needed: int) -> None:
             address="local",
             num_cpus=needed,
             include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES + 3 * weight_bytes(config.train_actor_rollout_ref.model.path),
+            object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
@@ -136,8 +135,3 @@ def _join(address: str, needed: int) -> None:
             rule=f"the cluster has {available} CPUs and the run's processes need {needed}",
             fix="add nodes, or lower num_workers and num_replicas",
         )
-
-
-def weight_bytes(model_path: str) -> int:
-    """Bytes of the weight files in a model folder, doubled: they may be stored in half the precision that is trained."""
-    return 2 * sum(file.stat().st_size for file in Path(model_path).glob("*.safetensors"))
