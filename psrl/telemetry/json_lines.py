@@ -6,6 +6,7 @@ The writer is the only owner of its file. Reading uses the standard library's pa
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -83,16 +84,13 @@ def keep_lines(path: Path, is_kept: Callable[[dict[str, Any]], bool]) -> int:
     """
     if not path.exists():
         return 0
-    kept, num_removed = [], 0
     with path.open("rb") as file:
-        for line in file:
-            if line.endswith(b"\n") and is_kept(json.loads(line)):
-                kept.append(line)
-            else:
-                num_removed += 1
+        verdicts = [line.endswith(b"\n") and is_kept(json.loads(line)) for line in file]
+    num_removed = verdicts.count(False)
     if num_removed:
         temporary = path.with_suffix(".kept")
-        temporary.write_bytes(b"".join(kept))
+        with path.open("rb") as file, temporary.open("wb") as kept:
+            kept.writelines(itertools.compress(file, verdicts))
         os.replace(temporary, path)
     return num_removed
 
