@@ -41,7 +41,7 @@ class Fleet:
         return len(self._instances)
 
     async def sync(self, instance: int, version: PolicyVersion, mode: str) -> SyncResult:
-        """Bring all replicas of an instance to `version`.
+        """Bring all replicas of an instance to `version`; to the newest where the parameter server no longer holds it.
 
         Args:
             instance: Its index.
@@ -58,7 +58,9 @@ class Fleet:
         """
         if not self._parameter_server.holds(version):
             raise EngineError(f"weights {version} are not held any more")
-        manifest = self._parameter_server.manifest(version)
+        server = self._parameter_server
+        manifest = server.manifest(version) if server.holds(version) else server.latest
+        assert manifest is not None, f"weights {version} were never pushed"
         results = await asyncio.gather(*(replica.sync(manifest, mode) for replica in self._instances[instance]), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, EngineError):

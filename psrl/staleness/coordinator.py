@@ -67,7 +67,7 @@ class SyncOrder:
 
     instance: int
     version: PolicyVersion
-    """The latest published."""
+    """The latest published, or the one that is held."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -271,8 +271,9 @@ class Coordinator:
     # -- orders -----------------------------------------------------------------------------------------------------------------
 
     def due_syncs(self) -> list[SyncOrder]:
-        """Instances that shall take the latest weights now; until they have, they are given nothing."""
-        return [SyncOrder(instance=each.index, version=self._latest) for each in self._split()[1] if self._is_due(each)]
+        """Instances that shall take the latest weights now, or those that are held; until they have, they are given nothing."""
+        version = self._latest if self._hold is None else min(self._latest, self._hold)
+        return [SyncOrder(instance=each.index, version=version) for each in self._split()[1] if self._is_due(each)]
 
     def due_moves(self) -> list[Move]:
         """Groups that shall go on at another instance; none while psrl.routing.migrate is off."""

@@ -219,7 +219,8 @@ class World:
         orders = self.coordinator.due_syncs()
         for order in orders:
             assert self.serves[order.instance] is not None and order.instance not in self.syncing
-            assert order.version == self.published > self.serves[order.instance]
+            wanted = self.published if self.held is None else min(self.published, self.held)
+            assert order.version == wanted > self.serves[order.instance]
             if self.held is not None and self.published >= self.held:
                 assert self.serves[order.instance] < self.held
         assert orders == self.coordinator.due_syncs()

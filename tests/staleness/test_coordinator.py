@@ -222,6 +222,16 @@ def test_a_hold_brings_everybody_to_its_version_and_nobody_beyond():
     assert sync(coordinator) == [(0, 2), (1, 2)]
 
 
+def test_an_instance_that_is_late_for_a_hold_is_brought_to_it_and_not_to_newer_weights():
+    coordinator = two_versions_on()
+    coordinator.sync_began(1)
+    admit(coordinator, "b")
+    coordinator.arrive("b")
+    update(coordinator)
+    coordinator.sync_failed(1)
+    assert [(order.instance, order.version) for order in coordinator.due_syncs()] == [(1, 1)]
+
+
 def test_the_policy_cannot_put_off_a_hold():
     coordinator = coordinator_of(staleness=4, sync=STARVATION)
     admit(coordinator, "a")
@@ -264,7 +274,7 @@ def test_a_hold_does_not_wait_for_an_instance_that_died_or_came_up_beyond_it():
     assert not coordinator.is_held_at(1), "nobody can be asked"
 
 
-def test_an_instance_that_comes_up_older_than_the_hold_takes_what_there_is():
+def test_an_instance_that_comes_up_older_than_the_hold_takes_what_is_held():
     coordinator = two_versions_on()
     coordinator.instance_is_down(1)
     admit(coordinator, "b")
@@ -272,7 +282,7 @@ def test_an_instance_that_comes_up_older_than_the_hold_takes_what_there_is():
     update(coordinator)
     coordinator.instance_is_up(1, 0)
     assert not coordinator.is_held_at(1)
-    assert sync(coordinator) == [(1, 2)]
+    assert sync(coordinator) == [(1, 1)]
     assert coordinator.is_held_at(1)
 
 

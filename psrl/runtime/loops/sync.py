@@ -87,7 +87,7 @@ class SyncLoop:
         else:
             self._seconds.append(result.seconds)
             self._paused.append(result.paused_s)
-            self._board.synced(order.instance, order.version)
+            self._board.synced(order.instance, result.report.version)
         finally:
             self._count(order.instance, is_syncing=False)
 

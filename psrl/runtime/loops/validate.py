@@ -85,8 +85,8 @@ class ValidationLoop:
     """Validates one version after the other, while generation and training go on.
 
     Consumes: what `begin` asks for.
-    Waits for: every replica to serve the version, within the deadline of a weight sync; then for the validation's groups.
-    Unblocked by: the sync loop; the agent workers, or each group's deadline.
+    Waits for: the validation's groups.
+    Unblocked by: the agent workers, or each group's deadline.
     """
 
     def __init__(
@@ -109,10 +109,22 @@ class ValidationLoop:
         self._is_idle.set()
 
     async def begin(self, step: int, version: PolicyVersion) -> None:
-        """Validate `version`, which replicas keep until it is done; returns at once unless the one before is still under way."""
+        """Validate `version`, the newest weights, which replicas keep until it is done.
+
+        Waits for: the end of the validation before, and every replica to serve the version, within the deadline of a weight sync. Until
+        then nothing newer may be published, so that what is to be validated can be had. Unblocked by: the agent workers, the sync loop.
+
+        Raises:
+            DeadlineError: Replicas did not take the version in time.
+        """
         await self._is_idle.wait()
         self._is_idle.clear()
         self._board.hold(version)
+        try:
+            await asyncio.wait_for(self._board.until_held(version), self._hold_deadline_s)
+        except TimeoutError as error:
+            what = f"validation of step {step}: replicas did not take weights {version}"
+            raise DeadlineError(f"{what} within {self._hold_deadline_s:g} s") from error
         self._wanted.put_nowait((step, version))
 
     async def finish(self) -> None:
@@ -120,22 +132,13 @@ class ValidationLoop:
         await self._is_idle.wait()
 
     async def run(self) -> None:
-        """Until cancelled.
-
-        Raises:
-            DeadlineError: Replicas did not take the version in time.
-        """
+        """Until cancelled."""
         while True:
             step, version = await self._wanted.get()
             self._begun(step)
             try:
-                await asyncio.wait_for(self._board.until_held(version), self._hold_deadline_s)
                 instances = self._board.instances_at(version)
                 self._done(await self._validation.run(version, step, instances=instances), step)
-            except TimeoutError as error:
-                raise DeadlineError(
-                    f"validation of step {step}: replicas did not take weights {version} in {self._hold_deadline_s:g} s"
-                ) from error
             finally:
                 self._board.release_hold()
             self._is_idle.set()
