@@ -76,8 +76,9 @@ def main() -> None:
         curves = {label: [curve_of(folder, metric, window) for folder in folders] for label, folders in runs.items()}
         body.append(panel(title, curves, index % 2 * WIDTH, index // 2 * HEIGHT))
     for index, (colour, label) in enumerate(zip(COLOURS, runs, strict=False)):
-        body.append(f'<text x="{20 + index * 2 * WIDTH // len(runs)}" y="{2 * HEIGHT + 18}" fill="{colour}">&#9632; {escape(label)}</text>')
-    style = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {2 * HEIGHT + 30}" font-family="sans-serif" font-size="11"'
+        x, y = 20 + index % 3 * 2 * WIDTH // 3, 2 * HEIGHT + 18 + index // 3 * 16
+        body.append(f'<text x="{x}" y="{y}" fill="{colour}">&#9632; {escape(label)}</text>')
+    style = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {2 * WIDTH} {2 * HEIGHT + 46}" font-family="sans-serif" font-size="11"'
     Path(out).write_text(f'<svg {style}><rect width="100%" height="100%" fill="white"/>{"".join(body)}</svg>\n')
 
 
