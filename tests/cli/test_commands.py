@@ -114,6 +114,18 @@ def test_resume_takes_the_settings_of_the_run(recipe, tmp_path, capsys):
     assert "rollout_n: 3" in capsys.readouterr().out
 
 
+def test_resume_refuses_a_setting_that_may_not_change_and_starts_nothing(recipe, tmp_path, capsys):
+    runs = tmp_path / "runs"
+    run = RunFolder.create(runs, "mine", datetime(2026, 1, 2, 3, 4, 5))
+    (run.checkpoints / "step-3").mkdir()
+    run.config.write_text(recipe.read_text() + "recipe: mine\n")
+    root = f"trainer.default_local_dir={runs}"
+    assert run_psrl("train", recipe, root, "data.train_batch_size=4", "--resume") == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "data.train_batch_size = 4: was 16 when the run was started" in said
+    assert "leave data.train_batch_size out" in said
+
+
 def test_fine_tuning_writes_a_model_folder(recipe, tmp_path, capsys):
     assert run_psrl("sft", recipe) == 0
     assert (tmp_path / "tuned" / "config.json").is_file()
