@@ -53,7 +53,7 @@ def test_smg_that_is_killed_again_and_again_costs_time_and_nothing_else(tmp_path
     run = FaultyRun(tmp_path, "SMG", settings=(*SESSIONS, *WITHOUT_END, "psrl.rollout_gateway.max_restarts=1000"))
     run.begin()
     for number in range(1, NUM_INJECTIONS + 1):
-        victim = run.until_alive(("psrl.gateway.smg_launch",))
+        victim = run.until_alive(("smg::router",))
         pause_s = run.moment(4.0)
         kill(victim)
         run.report(number, f"{pause_s:.1f} s after it was there, at step {run.num_steps()}: pid {victim.pid}")
