@@ -58,8 +58,9 @@ def save_checkpoint(
             temporary.rename(target)
         _barrier(is_distributed)
     except (OSError, RuntimeError, CheckpointException) as error:
-        # torch's own writer says RuntimeError where the disk is full.
-        raise CheckpointError(f"cannot write the checkpoint {target}: {error}") from error
+        # torch's own writer says RuntimeError, and nothing of the disk, where it is full.
+        free_mib = shutil.disk_usage(target.parent).free / 2**20 if target.parent.exists() else 0.0
+        raise CheckpointError(f"cannot write the checkpoint {target} ({free_mib:.0f} MiB are free on its disk): {error}") from error
 
 
 def load_checkpoint(

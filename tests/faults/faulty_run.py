@@ -67,14 +67,15 @@ class FaultyRun:
 
     def begin(self) -> None:
         """Start it; returns after its first step."""
-        self.command = start(
-            self.folder, "train", self.recipe, *SMALL, f"trainer.default_local_dir={self.runs or self.folder}", *self.settings
-        )
+        self.command = start(self.folder, "train", self.recipe, *self._overrides())
         self.until_steps(1)
 
     def go_on(self, *more: str) -> None:
-        """Resume it; returns after its first step, if it has one more to do."""
-        self.command = start(self.folder, "train", self.recipe, "--resume", f"trainer.default_local_dir={self.runs or self.folder}", *more)
+        """Resume it, with some settings changed."""
+        self.command = start(self.folder, "train", self.recipe, "--resume", *self._overrides(), *more)
+
+    def _overrides(self) -> tuple[str, ...]:
+        return (*SMALL, f"trainer.default_local_dir={self.runs or self.folder}", *self.settings)
 
     @property
     def now(self) -> Command:
