@@ -2,14 +2,18 @@
 trained on twice."""
 
 import json
+import re
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from tests.faults.faulty_run import NUM_INJECTIONS, RECOVERY_LIMIT_S, WITHOUT_END, FaultyRun, kill
+from tests.runtime.command import Command, start
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +95,29 @@ def test_a_replica_that_takes_turns_and_samples_nothing_is_started_again(tmp_pat
     run.until_steps(1)
     run.stop()
     run.check_record()
+
+
+def test_an_evaluation_goes_on_through_deaths_and_plays_every_task(tmp_path):
+    settings = ("data.generator.num_val=400", "train_actor_rollout_ref.rollout.n=4", f"trainer.default_local_dir={tmp_path}")
+    command = start(tmp_path, "eval", "retool_tiny", *settings)
+    for words in (("ray::AgentWorkerActor.run_group",), ("psrl.engines.torch",)):
+        kill(until_running(command, *words))
+    output = command.output(300)
+    assert command.process.returncode == 0, output
+    assert re.search(r"num tasks\s+400", output), output
+    assert "agent worker 0 is up again" in output and "engine replica 0 is up again" in output, output
+    assert command.leftovers() == []
+
+
+def until_running(command: Command, *words: str) -> psutil.Process:
+    """The process whose command line holds the words, once there is one."""
+    deadline = time.monotonic() + RECOVERY_LIMIT_S
+    while time.monotonic() < deadline:
+        assert command.process.poll() is None, f"ended: {command.log()}"
+        with suppress(AssertionError):
+            return command.descendant(*words)
+        time.sleep(0.05)
+    raise AssertionError(f"no {words}: {command.log()}")
 
 
 def recipe_with_hanging_engine(folder: Path, *, num_answered: int) -> Path:
