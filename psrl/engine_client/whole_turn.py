@@ -2,8 +2,9 @@
 
 An engine gives a turn back (`finish_reason` `abort`) when it takes newer weights, when its requests move to another replica, or when it
 is told to abort. What it sampled is kept and sent again as prompt, so nothing is sampled twice, and each token keeps the version that
-sampled it: a turn in which an update fell holds several. On equal weights an engine that draws by position gives the ids of a turn that
-nobody interrupted.
+sampled it: a turn in which an update fell holds several. The seed stays: on equal weights an engine that draws by seed and position gives
+the ids of a turn that nobody interrupted; one whose draws begin anew with each request must mix the prompt's length into the seed
+(`SamplingParams.seed`).
 """
 
 from __future__ import annotations

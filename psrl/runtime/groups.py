@@ -113,7 +113,7 @@ class GroupResult:
     records: tuple[Episode, ...]
     """Of the same episodes, but for those that never had an end of their own."""
     oldest_version: PolicyVersion | None = None
-    """Of the weights that sampled its kept tokens, the oldest; None where there is none."""
+    """Of the weights that sampled tokens of its judged episodes, the oldest; None where there is none."""
     attempt: int = 0
     """As requested."""
     num_surplus: int = 0
@@ -258,7 +258,8 @@ class AgentWorker:
         kept = [] if is_cancelled else [member.episode for member in members if member.episode is not None]
         rows = [] if request.tickets[0].is_validation else [row for episode in kept for row in rows_of(episode)]
         meta = await asyncio.to_thread(self._data_plane.put, rows) if rows else meta_of([], Partition.TRAIN)
-        versions = [version for episode in kept if (version := oldest_version_of(episode)) is not None]
+        judged = [episode for episode in kept if episode.score.reward is not None]
+        versions = [version for episode in judged if (version := oldest_version_of(episode)) is not None]
         return GroupResult(
             group=request.tickets[0].group,
             summaries=tuple(map(summary_of, members)),

@@ -10,7 +10,7 @@ import pytest
 
 from psrl.config.load import load_config
 from psrl.data_plane import MemoryDataPlane
-from psrl.engines.scripted.script import ScriptedTurn
+from psrl.engines.scripted.script import ScriptedFailure, ScriptedTurn
 from psrl.environments import Environment
 from psrl.runtime.build import agent_worker_settings
 from psrl.runtime.groups import AgentWorker, EndHow, Endpoints, GroupRequest
@@ -56,16 +56,23 @@ class Stage:
         await until(lambda: self.cores[at].load().num_running == count)
 
 
-def play(body, *turns_of_engines):
+def scripted_turn(renderer, text, **fields):
+    """A turn that says `text`, or fails after it."""
+    ids = tuple(sampled_ids(renderer, text))
+    return ScriptedTurn(when_prompt_contains=ids, **fields) if "failure" in fields else ScriptedTurn(token_ids=ids, **fields)
+
+
+def play(body, *turns_of_engines, retry_for_s=60.0, **changes):
     """A worker of the tiny recipe in front of scripted engines; an engine's turns are (text, fields of the ScriptedTurn)."""
-    settings = agent_worker_settings(load_config("retool_tiny"))
+    settings = replace(agent_worker_settings(load_config("retool_tiny")), **changes)
+    settings.gen_rollout.startup_timeout_s = retry_for_s
 
     @asynccontextmanager
     async def engines(renderer, turns_of_engines):
         if not turns_of_engines:
             yield []
             return
-        turns = [ScriptedTurn(token_ids=tuple(sampled_ids(renderer, text)), **fields) for text, fields in turns_of_engines[0]]
+        turns = [scripted_turn(renderer, text, **fields) for text, fields in turns_of_engines[0]]
         async with scripted_engine(renderer, *turns) as first, engines(renderer, turns_of_engines[1:]) as others:
             yield [first, *others]
 
@@ -99,6 +106,19 @@ def test_the_rows_of_a_group_are_those_of_the_kept_members_and_say_their_oldest_
     assert [record.ticket.uid for record in result.records] == [summary.uid for summary in result.summaries]
     assert sorted(tags["oldest_version"] for tags in result.meta.tags) == [0, 2]
     assert (result.oldest_version, result.attempt, result.num_surplus, len(result.rewards)) == (0, 1, 1, 2)
+
+
+def test_the_oldest_version_of_a_group_is_of_what_is_trained_on():
+    """A member that failed in its second turn had sampled its first from older weights; nothing of it is trained on."""
+
+    async def body(stage):
+        return await stage.worker.run_group(request(2))
+
+    turns = [(CALL, {}), (ANSWER, {"new_version_at": (0,)}), (CALL, {"failure": ScriptedFailure.ERROR})]
+    result = play(body, turns, max_episode_retries=0, retry_for_s=0.0)
+    assert sorted(summary.outcome for summary in result.summaries) == [Outcome.FINISHED, Outcome.INFRA_ERROR]
+    assert sorted(summary.num_turns for summary in result.summaries) == [1, 1]
+    assert (len(result.meta.keys), result.oldest_version) == (1, 1)
 
 
 def test_a_cancelled_group_leaves_no_row_and_its_next_attempt_waits_until_it_has_closed():
