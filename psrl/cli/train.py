@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from psrl.cli.arguments import Overrides, Recipe
-from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
 
@@ -18,17 +17,18 @@ def train(
     resume_from: Annotated[Path | None, typer.Option("--resume-from", metavar="RUN", help="Go on with this run folder.")] = None,
 ) -> None:
     """Train RECIPE by reinforcement learning. Ctrl-C saves and stops."""
-    from psrl.config.load import load_config
+    from psrl.config.load import load_config, where_runs_lie
     from psrl.config.plan import make_plan, read_machine
     from psrl.config.resume_rules import changed_settings, check_changes
 
     if resume and resume_from is not None:
         fix = "leave one of them out"
         raise ConfigError(key="--resume-from", value=str(resume_from), rule="says which run to go on with, and so does --resume", fix=fix)
-    config = load_config(recipe, overrides or [])
-    run = resume_from or (_last_run(config) if resume else None)
+    root, name = where_runs_lie(recipe, overrides or [])
+    run = resume_from or (_last_run(root, name) if resume else None)
+    # A run's own settings count, and need not fit the recipe's of today.
+    config = load_config(str(_settings_of(run)) if run is not None else recipe, overrides or [])
     if run is not None:
-        config = load_config(str(_settings_of(run)), overrides or [])
         check_changes(changed_settings(_settings_of(run), config))
     plan = make_plan(config, read_machine())
     if dry_run:
@@ -50,14 +50,11 @@ def _settings_of(run: Path) -> Path:
     return run / "config.yaml"
 
 
-def _last_run(config: Config) -> Path:
+def _last_run(root: Path, recipe: str) -> Path:
     from psrl.telemetry.run_folder import RunFolder
 
-    root = config.trainer.default_local_dir
-    found = RunFolder.latest(Path(root), config.recipe, with_checkpoint=True)
+    found = RunFolder.latest(root, recipe, with_checkpoint=True)
     if found is None:
-        rule = f"no run of {config.recipe} below {root} has a checkpoint"
-        raise ConfigError(
-            key="--resume", value=config.recipe, rule=rule, fix="start without --resume, or name a run with --resume-from RUN"
-        )
+        rule = f"no run of {recipe} below {root} has a checkpoint"
+        raise ConfigError(key="--resume", value=recipe, rule=rule, fix="start without --resume, or name a run with --resume-from RUN")
     return found.path

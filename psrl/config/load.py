@@ -83,8 +83,7 @@ def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose 
     _check_yaml(path)
     _check_overrides(overrides)
     config = _to_config(_compose(path, overrides))
-    if not config.recipe:
-        config.recipe = path.parent.name if path.name == "config.yaml" else path.stem
+    config.recipe = _name_of(path, config.recipe)
     if not config.import_folder:
         config.import_folder = str(Path.cwd() if path.is_relative_to(RECIPES_FOLDER) else path.parent)
     _make_paths_absolute(config)
@@ -98,6 +97,19 @@ def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose 
         is_validation_alone = purpose in (Purpose.VALIDATION, Purpose.ENDPOINT)
         check_files(config, is_validation_alone=is_validation_alone, is_model_elsewhere=purpose is Purpose.ENDPOINT)
     return config
+
+
+def where_runs_lie(recipe: str, overrides: Sequence[str] = ()) -> tuple[Path, str]:
+    """(`trainer.default_local_dir`, name of the recipe), to find a run whose own settings count; no other setting is checked.
+
+    Raises:
+        ConfigError: There is no such recipe, or an override is none.
+    """
+    path = recipe_path(recipe)
+    _check_yaml(path)
+    _check_overrides(overrides)
+    tree = _compose(path, overrides)
+    return Path(tree.trainer.default_local_dir).absolute(), _name_of(path, tree.recipe)
 
 
 def to_yaml(config: Config) -> str:
@@ -123,6 +135,10 @@ def recipe_path(recipe: str) -> Path:
     hint = f"did you mean {close[0]}? " if close else ""
     fix = f"{hint}use one of {', '.join(recipe_names())}, or the path of a YAML file, or of a folder with config.yaml"
     raise ConfigError(key="recipe", value=recipe, rule="is no recipe of the package, no YAML file and no folder with config.yaml", fix=fix)
+
+
+def _name_of(path: Path, given: str) -> str:
+    return given or (path.parent.name if path.name == "config.yaml" else path.stem)
 
 
 def _check_yaml(path: Path) -> None:

@@ -3,7 +3,7 @@
     step-000012/
     ├── manifest.json       where the run goes on (`ResumePoint`), and size and checksum of every other file
     ├── arrived.json        groups that wait for their update
-    ├── rows.safetensors    their rows in the data plane, if there are any
+    ├── rows-*.safetensors  their rows in the data plane, if there are any
     └── train/              weights, optimizer, schedule, RNG of every rank
 
 A checkpoint is written into a folder of another name, flushed to the disk and renamed, so a crash leaves the previous one. It is
@@ -18,8 +18,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,10 @@ from psrl.runtime.supervision import answer_of
 from psrl.telemetry.run_folder import UNFINISHED_SUFFIX
 
 __all__ = [
+    "OtherFormatError",
     "Reissue",
     "ResumePoint",
+    "WholeCheckpoint",
     "checkpoints_in",
     "newest_whole_checkpoint",
     "read_checkpoint",
@@ -48,11 +51,14 @@ FORMAT = 2
 """Of the manifest. 1 knew neither ledger nor groups in flight; it is refused by name."""
 MANIFEST_FILE = "manifest.json"
 ARRIVED_FILE = "arrived.json"
-ROWS_FILE = "rows.safetensors"
 TRAIN_FOLDER = "train"
 DAMAGED_SUFFIX = ".damaged"
 CHECKSUM_THREADS = 4
 _NAME = re.compile(r"step-(\d+)")
+
+
+class OtherFormatError(CheckpointError):
+    """A checkpoint of another psrl: not damaged, and not to be passed over for an older one without a word."""
 
 
 async def save_checkpoint(
@@ -80,7 +86,7 @@ async def save_checkpoint(
     try:
         await asyncio.to_thread(_begin, folder, unfinished)
         saves = [worker.save.remote(unfinished / TRAIN_FOLDER) for worker in train_workers]
-        rows = asyncio.to_thread(save_rows, unfinished / ROWS_FILE, [result.meta for result in point.arrived], data_plane)
+        rows = asyncio.to_thread(save_rows, unfinished, [result.meta for result in point.arrived], data_plane)
         await answer_of(what, asyncio.gather(rows, *saves), deadline_s)
         await answer_of(what, asyncio.to_thread(_complete, unfinished, final, point), deadline_s)
         await asyncio.to_thread(_remove_old, folder, num_kept)
@@ -99,48 +105,67 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def newest_whole_checkpoint(folder: Path, note: Callable[[str], None]) -> tuple[Path, ResumePoint]:
-    """The newest checkpoint that is as it was written; newer ones that are not are renamed, and `note` is told why.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WholeCheckpoint:
+    """A checkpoint that is as it was written."""
 
-    Raises:
-        CheckpointError: There is none; the message says what is wrong with each.
-    """
-    problems: list[tuple[Path, CheckpointError]] = []
-    for checkpoint in reversed(checkpoints_in(folder)):
-        try:
-            point = read_checkpoint(checkpoint)
-        except CheckpointError as error:
-            problems.append((checkpoint, error))
-            continue
-        for damaged, problem in problems:
+    path: Path
+    point: ResumePoint
+    passed_over: tuple[tuple[Path, str], ...]
+    """Newer ones that are not, with what is wrong with them."""
+
+    def set_aside(self) -> list[str]:
+        """Rename what was passed over, so that it is neither counted nor met again; notes for the user."""
+        notes = []
+        for damaged, problem in self.passed_over:
             aside = damaged.with_name(damaged.name + DAMAGED_SUFFIX)
             shutil.rmtree(aside, ignore_errors=True)
             damaged.rename(aside)
-            note(f"going on from {checkpoint.name}: {problem} (now {aside.name})")
-        return checkpoint, point
+            notes.append(f"going on from {self.path.name}: {problem} (now {aside.name})")
+        return notes
+
+
+def newest_whole_checkpoint(folder: Path) -> WholeCheckpoint:
+    """The newest checkpoint that can be gone on from; nothing is changed.
+
+    Raises:
+        OtherFormatError: The newest is of another psrl.
+        CheckpointError: There is none; the message says what is wrong with each.
+    """
+    problems: list[tuple[Path, str]] = []
+    for checkpoint in reversed(checkpoints_in(folder)):
+        try:
+            return WholeCheckpoint(path=checkpoint, point=read_checkpoint(checkpoint), passed_over=tuple(problems))
+        except OtherFormatError:
+            raise
+        except CheckpointError as error:
+            problems.append((checkpoint, str(error)))
     if not problems:
         raise CheckpointError(f"{folder} holds no checkpoint")
-    raise CheckpointError(f"{folder} holds no checkpoint to go on from: " + "; ".join(str(problem) for _, problem in problems))
+    raise CheckpointError(f"{folder} holds no checkpoint to go on from: " + "; ".join(problem for _, problem in problems))
 
 
 def read_checkpoint(checkpoint: Path) -> ResumePoint:
     """Where the run goes on, once every file of the checkpoint is known to be as it was written.
 
     Raises:
+        OtherFormatError: It is of another psrl, and may be as good as new.
         CheckpointError: A file is missing, cut or changed, or what they say does not fit together.
     """
     try:
         manifest = json.loads((checkpoint / MANIFEST_FILE).read_text())
         written_as = manifest.get("format", 1)
         if written_as != FORMAT:
-            raise CheckpointError(f"{checkpoint.name} was written by another psrl (format {written_as}; this one reads {FORMAT})")
+            raise OtherFormatError(f"{checkpoint} was written by another psrl (format {written_as}; this one reads {FORMAT})")
         _verify(checkpoint, manifest["files"])
         point = ResumePoint.of(manifest["point"], json.loads((checkpoint / ARRIVED_FILE).read_text()))
         check_point(point)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{checkpoint.name} is damaged: {type(error).__name__}: {error}") from error
+    except OtherFormatError:
+        raise
     except CheckpointError as error:
-        raise CheckpointError(f"{checkpoint.name} is damaged: {error}" if checkpoint.name not in str(error) else str(error)) from error
+        raise CheckpointError(f"{checkpoint.name} is damaged: {error}") from error
     return point
 
 
@@ -157,9 +182,12 @@ async def restore_rows(checkpoint: Path, point: ResumePoint, *, data_plane: Data
         CheckpointError: They cannot be read.
         DataPlaneError: They cannot be stored.
     """
-    metas = [result.meta for result in point.arrived]
-    rows = await asyncio.to_thread(read_rows, checkpoint / ROWS_FILE, metas)
-    await asyncio.to_thread(data_plane.put, rows)
+
+    def put() -> None:
+        for rows in read_rows(checkpoint, [result.meta for result in point.arrived]):
+            data_plane.put(rows)
+
+    await asyncio.to_thread(put)
 
 
 def _begin(folder: Path, unfinished: Path) -> None:

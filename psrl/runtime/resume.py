@@ -54,8 +54,8 @@ def resume_run(path: Path, config: Config, source: TaskSource) -> Resumed:
     changed = changed_settings(folder.config, config)
     check_changes(changed)
     folder.hold()
-    notes: list[str] = []
-    checkpoint, point = newest_whole_checkpoint(folder.checkpoints, notes.append)
+    found = newest_whole_checkpoint(folder.checkpoints)
+    checkpoint, point = found.path, found.point
     if config.trainer.total_training_steps < point.step:
         rule = f"the run has done {point.step} steps already"
         fix = f"set trainer.total_training_steps={point.step} to only export the model, or more to go on"
@@ -63,8 +63,9 @@ def resume_run(path: Path, config: Config, source: TaskSource) -> Resumed:
     source.load_state_dict(point.source_state)
     for one in point.reissue:
         source.task_of(one.uid)
-    notes += _check_record(folder, point)
+    notes = _check_record(folder, point)
     fitted = fit_to_settings(point, config)
+    notes += found.set_aside()
     if len(fitted.arrived) < len(point.arrived):
         notes.append(f"{len(point.arrived) - len(fitted.arrived)} arrived groups do not fit the changed settings and are issued again")
     notes += [f"{key} is {new} now, was {old}" for key, (old, new) in changed.items()]
@@ -115,6 +116,8 @@ def check_frontier(point: ResumePoint, fated: set[str]) -> None:
 
 def _check_record(folder: RunFolder, point: ResumePoint) -> list[str]:
     """Notes; raises CheckpointError."""
+    if folder.groups.name not in point.log_lengths:
+        raise CheckpointError(f"the checkpoint of step {point.step} does not say how long {folder.groups.name} was")
     length, found = point.log_lengths[folder.groups.name], folder.log_lengths()[folder.groups.name]
     if found < length:
         return [f"{folder.groups.name} has {found} bytes, at the checkpoint it had {length}: it does not say what was trained on"]

@@ -189,7 +189,7 @@ class FaultyRun:
             for name in ("reward/episode/mean", "train/loss/value"):
                 assert name not in metrics or math.isfinite(metrics[name]), (step, name)
         run = self.run_folder
-        _, point = newest_whole_checkpoint(run.checkpoints, lambda note: None)
+        point = newest_whole_checkpoint(run.checkpoints).point
         unfinished = {result.group for result in point.arrived} | {one.uid for one in point.reissue}
         findings = check_group_log(
             read_group_log(run.groups),

@@ -12,8 +12,9 @@ import pytest
 from psrl.data_plane import COLUMN_NAMES, MemoryDataPlane
 from psrl.errors import CheckpointError, DataPlaneError
 from psrl.runtime.groups import GroupResult
-from psrl.runtime.recovery import checkpoints_in, newest_whole_checkpoint, read_checkpoint, restore_rows
+from psrl.runtime.recovery import OtherFormatError, checkpoints_in, newest_whole_checkpoint, read_checkpoint, restore_rows
 from psrl.runtime.resume_point import Reissue, ResumePoint, check_point
+from psrl.runtime.saved_rows import read_rows, save_rows
 from psrl.staleness.ledger import LedgerSnapshot
 from tests.runtime.resume_builders import a_plane, a_point, a_result, a_run, save
 
@@ -71,9 +72,23 @@ def test_groups_that_are_issued_again_leave_their_rows_behind(folder):
     assert asyncio.run(restored(checkpoint, fewer)).keys() == ["train-0-6-e0"]
 
 
+def test_rows_lie_in_files_of_a_bounded_size_and_come_back_file_by_file(tmp_path):
+    results = [a_result(f"train-0-{number}") for number in range(5)]
+    plane, metas = a_plane(*results), [result.meta for result in results]
+    # The tags of every row say 4 tokens: two rows fill a file of 11.
+    save_rows(tmp_path, metas, plane, tokens_per_file=11)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"rows-0000{number}.safetensors" for number in range(3)]
+    parts = list(read_rows(tmp_path, metas[1:4]))
+    assert [[row.key for row in part] for part in parts] == [["train-0-1-e0"], ["train-0-2-e0", "train-0-3-e0"]]
+    assert [len(row.columns["input_ids"]) for part in parts for row in part] == [4, 5, 6]
+    (tmp_path / "rows-00001.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="does not hold 2 of 5 rows, such as train-0-2-e0"):
+        list(read_rows(tmp_path, metas))
+
+
 def test_a_run_without_arrived_groups_saves_no_rows(folder):
     checkpoint = save(folder, at_step(3))
-    assert not (checkpoint / "rows.safetensors").exists()
+    assert not (checkpoint / "rows-00000.safetensors").exists()
     assert asyncio.run(restored(checkpoint, read_checkpoint(checkpoint))).keys() == []
 
 
@@ -88,7 +103,7 @@ def test_what_a_crash_left_is_no_checkpoint_and_goes_with_the_next_one(folder):
     half = folder.checkpoints / "step-000003.unfinished"
     (half / "train").mkdir(parents=True)
     (half / "manifest.json").write_text("{}")
-    assert newest_whole_checkpoint(folder.checkpoints, print)[1].step == 2
+    assert newest_whole_checkpoint(folder.checkpoints).point.step == 2
     save(folder, at_step(4))
     assert sorted(path.name for path in folder.checkpoints.iterdir()) == ["step-000002", "step-000004"]
 
@@ -121,9 +136,9 @@ def change_manifest(change):
 
 
 DAMAGES = [
-    ("rows.safetensors", cut, "rows.safetensors has"),
-    ("rows.safetensors", change_a_byte, "rows.safetensors is not what was written"),
-    ("rows.safetensors", gone, "rows.safetensors is missing"),
+    ("rows-00000.safetensors", cut, "rows-00000.safetensors has"),
+    ("rows-00000.safetensors", change_a_byte, "rows-00000.safetensors is not what was written"),
+    ("rows-00000.safetensors", gone, "rows-00000.safetensors is missing"),
     ("arrived.json", cut, "arrived.json has"),
     ("arrived.json", change_a_byte, "arrived.json is not what was written"),
     ("manifest.json", cut, "JSONDecodeError"),
@@ -139,10 +154,10 @@ DAMAGES = [
 def test_a_damaged_checkpoint_is_passed_over_for_the_one_before_it_and_named(folder, name, damage, named):
     save(folder, at_step(2))
     damage(save(folder, a_point()) / name)
-    notes = []
-    checkpoint, point = newest_whole_checkpoint(folder.checkpoints, notes.append)
-    assert (checkpoint.name, point.step) == ("step-000002", 2)
-    (note,) = notes
+    found = newest_whole_checkpoint(folder.checkpoints)
+    assert (found.path.name, found.point.step) == ("step-000002", 2)
+    assert len(checkpoints_in(folder.checkpoints)) == 2, "looking changes nothing"
+    (note,) = found.set_aside()
     assert "step-000003" in note and named in note
     assert [path.name for path in checkpoints_in(folder.checkpoints)] == ["step-000002"]
     assert (folder.checkpoints / "step-000003.damaged").is_dir(), "it stays for people to look at"
@@ -152,21 +167,22 @@ def test_when_no_checkpoint_is_whole_the_error_says_what_is_wrong_with_each(fold
     cut(save(folder, at_step(2)) / "manifest.json")
     gone(save(folder, a_point()) / "arrived.json")
     with pytest.raises(CheckpointError, match=r"step-000003 is damaged: arrived.json is missing.*step-000002 is damaged: JSONDecodeError"):
-        newest_whole_checkpoint(folder.checkpoints, print)
+        newest_whole_checkpoint(folder.checkpoints)
     assert len(checkpoints_in(folder.checkpoints)) == 2, "nothing is renamed where there is nothing to go on from"
 
 
 def test_a_folder_without_checkpoints_says_so(folder):
     with pytest.raises(CheckpointError, match="holds no checkpoint"):
-        newest_whole_checkpoint(folder.checkpoints, print)
+        newest_whole_checkpoint(folder.checkpoints)
 
 
-def test_a_manifest_of_an_older_psrl_is_refused_by_name(folder):
+def test_a_checkpoint_of_another_psrl_is_refused_by_name_and_not_passed_over(folder):
+    save(folder, at_step(2))
     old = folder.checkpoints / "step-000003"
     old.mkdir()
     (old / "manifest.json").write_text(json.dumps({"step": 3, "version": 3, "source_state": {}}))
-    with pytest.raises(CheckpointError, match=r"step-000003 was written by another psrl \(format 1; this one reads 2\)"):
-        newest_whole_checkpoint(folder.checkpoints, print)
+    with pytest.raises(OtherFormatError, match=r"step-000003 was written by another psrl \(format 1; this one reads 2\)"):
+        newest_whole_checkpoint(folder.checkpoints)
 
 
 @contextmanager
@@ -188,7 +204,7 @@ def test_a_full_disk_is_named_and_leaves_the_checkpoint_before_and_nothing_else(
     with files_at_most(num_bytes), pytest.raises(CheckpointError, match="step-000003 cannot be written"):
         save(folder, a_point())
     assert [path.name for path in folder.checkpoints.iterdir()] == ["step-000002"]
-    assert newest_whole_checkpoint(folder.checkpoints, print)[1].step == 2
+    assert newest_whole_checkpoint(folder.checkpoints).point.step == 2
 
 
 def test_rows_that_are_not_there_fail_the_checkpoint_and_leave_nothing(folder):
@@ -201,7 +217,7 @@ def test_a_step_that_is_saved_again_replaces_what_was_there(folder):
     save(folder, a_point())
     save(folder, at_step(3))
     assert [path.name for path in folder.checkpoints.iterdir()] == ["step-000003"]
-    assert newest_whole_checkpoint(folder.checkpoints, print)[1].arrived == ()
+    assert newest_whole_checkpoint(folder.checkpoints).point.arrived == ()
 
 
 def occupied(**changes):

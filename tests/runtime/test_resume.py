@@ -178,6 +178,22 @@ def test_a_setting_that_may_not_change_is_refused_before_anything_is_touched(tmp
     assert not folder.resumes.exists()
 
 
+def test_a_damaged_checkpoint_stays_in_its_place_while_the_resume_is_refused(tmp_path):
+    folder = a_saved_run(tmp_path)
+    half = folder.checkpoints / "step-000004"
+    half.mkdir()
+    with pytest.raises(ConfigError, match="not those of the checkpoint"):
+        resume_run(folder.path, settings(), a_source(word="!"))
+    assert half.is_dir()
+
+
+def test_a_manifest_that_does_not_know_the_record_is_refused(tmp_path):
+    folder = a_run(tmp_path)
+    save(folder, a_point())
+    with pytest.raises(CheckpointError, match=r"does not say how long groups\.jsonl was"):
+        resume_run(folder.path, settings(), a_source())
+
+
 def test_a_setting_that_may_change_is_noted_and_is_in_force_for_the_next_resume(tmp_path):
     folder = a_saved_run(tmp_path)
     now = settings("psrl.redundant_groups=1", "trainer.total_training_steps=12")
@@ -217,7 +233,7 @@ def test_episodes_that_are_issued_again_draw_the_random_numbers_they_had(tmp_pat
     folder = a_saved_run(tmp_path)
     source = a_source()
     before = training_tickets(source.task_of("train-0-7"), rollout_n=2, version=2, run_seed=1, attempt=0)
-    again = newest_whole_checkpoint(folder.checkpoints, print)[1].reissue[0]
+    again = newest_whole_checkpoint(folder.checkpoints).point.reissue[0]
     after = training_tickets(a_source().task_of(again.uid), rollout_n=2, version=3, run_seed=1, attempt=again.attempt)
     assert [(ticket.uid, ticket.seed) for ticket in before] == [(ticket.uid, ticket.seed) for ticket in after]
 
@@ -244,4 +260,4 @@ def test_the_manifest_can_be_read_by_people(tmp_path):
     assert manifest["point"]["ledger"] == {
         "version": 3, "occupied": {"3": {"train-0-6": 2}, "4": {"train-0-8": 3}}, "in_flight": ["train-0-7", "train-0-9"],
     }  # fmt: skip
-    assert set(manifest["files"]) == {"arrived.json", "rows.safetensors"}
+    assert set(manifest["files"]) == {"arrived.json", "rows-00000.safetensors"}

@@ -1,5 +1,6 @@
 """Arrived groups of a run in the middle of a step: their rows go from one TransferQueue over the disk into the next one."""
 
+import asyncio
 from contextlib import contextmanager
 
 import pytest
@@ -8,8 +9,7 @@ import ray
 from psrl.config.transfer_queue import TransferQueueConfig
 from psrl.data_plane import COLUMN_NAMES, TrajectoryRow
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
-from psrl.runtime.recovery import newest_whole_checkpoint
-from psrl.runtime.saved_rows import read_rows
+from psrl.runtime.recovery import newest_whole_checkpoint, restore_rows
 from tests.runtime.resume_builders import a_plane, a_point, a_run, row, save
 
 
@@ -44,9 +44,8 @@ def test_rows_outlive_the_transfer_queue_that_held_them(tmp_path):
         assert sorted(plane.keys()) == sorted([*keys, "of-a-group-in-flight"]), "saving takes nothing"
     with a_transfer_queue() as plane:
         assert plane.keys() == []
-        found, back = newest_whole_checkpoint(folder.checkpoints, print)
-        assert found == checkpoint
-        plane.put(read_rows(checkpoint / "rows.safetensors", [result.meta for result in back.arrived]))
+        found = newest_whole_checkpoint(folder.checkpoints)
+        assert (found.path, found.point) == (checkpoint, point)
+        asyncio.run(restore_rows(checkpoint, found.point, data_plane=plane))
         assert sorted(plane.keys()) == sorted(keys)
         assert values(plane, keys) == values(expected, keys)
-        assert back == point
