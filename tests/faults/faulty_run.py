@@ -202,7 +202,7 @@ class FaultyRun:
 
     def report(self, number: int, what: str) -> None:
         """One line for the reader."""
-        print(f"[{self.kind}] {number}/{NUM_INJECTIONS}: {what}", flush=True)
+        print(f"[{self.kind}] {number}: {what}", flush=True)
 
 
 def kill(process: psutil.Process) -> None:
