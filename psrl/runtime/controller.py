@@ -69,7 +69,7 @@ class Controller:
         config, resumed = self._config, self._resumed
         if resumed is not None:
             deadlines = config.psrl.deadlines
-            await restore_train_workers(resumed.checkpoint, train_workers=cluster.train_workers, deadline_s=deadlines.startup_s)
+            await restore_train_workers(resumed.checkpoint, train_workers=cluster.train_workers, deadline_s=deadlines.train_step_s)
             await restore_rows(resumed.checkpoint, self._point, data_plane=cluster.data_plane)
             await cluster.push_weights(self._point.version, deadlines.weight_sync_s)
         is_validated = resumed is not None and resumed.is_validated

@@ -1,7 +1,7 @@
 """Where a run goes on: the part of a checkpoint that is no tensor, as data and as JSON.
 
 Invariant: every task that the source gave has its fate in `groups.jsonl`, or has arrived, or is issued again; never two of them.
-Episodes of arrived groups are not kept whole: what the controller and the trainer need of them (summaries, keys, tags) is here,
+A checkpoint does not keep episodes of arrived groups whole: what the controller and the trainer need of them (summaries, keys, tags) is here,
 their tokens are rows of the data plane (`saved_rows.py`), and who looks at them finds them in the run folder.
 """
 
@@ -44,7 +44,7 @@ class ResumePoint:
     reissue: tuple[Reissue, ...] = ()
     """Groups in flight, in the order in which they were admitted, and those that waited to be issued again."""
     arrived: tuple[GroupResult, ...] = ()
-    """Groups that wait for their update, without records."""
+    """Groups that wait for their update; a checkpoint does not keep their records."""
     log_lengths: dict[str, int] = field(default_factory=dict)
     """`RunFolder.log_lengths()`: what the record held. A resume cuts the files to it, so that nothing stands there twice."""
 
