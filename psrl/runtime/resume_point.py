@@ -1,7 +1,7 @@
 """Where a run goes on: the part of a checkpoint that is no tensor, as data and as JSON.
 
 Invariant: every task that the source gave has its fate in `groups.jsonl`, or has arrived, or is issued again; never two of them.
-A checkpoint does not keep episodes of arrived groups whole: what the controller and the trainer need of them (summaries, keys, tags) is here,
+A checkpoint does not keep whole episodes of arrived groups: what controller and trainer need of them (summaries, keys, tags) is here,
 their tokens are rows of the data plane (`saved_rows.py`), and who looks at them finds them in the run folder.
 """
 
