@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from psrl.runtime.groups import GroupResult
@@ -67,7 +68,8 @@ class Board:
         self._in_flight: dict[GroupUid, Candidate] = {}
         self._arrived: dict[GroupUid, GroupResult] = {}
         self._unwanted: dict[GroupUid, Unwanted] = {}
-        self._to_end: deque[GroupUid] = deque()
+        self._to_end: dict[GroupUid, None] = {}
+        self._being_ended: set[GroupUid] = set()
         self._reissues: deque[Candidate] = deque()
         self._changed = asyncio.Event()
 
@@ -112,13 +114,14 @@ class Board:
         """
 
         def admitted() -> tuple[Candidate, Admission] | None:
-            candidate = self._reissues[0] if self._reissues else next_new()
+            again = next((each for each in self._reissues if each.group not in self._being_ended), None)
+            candidate = again or next_new()
             admission = self._coordinator.admit(candidate.group, now_s=self._clock(), prompt=prompt_of(candidate.task))
             return None if admission is None else (candidate, admission)
 
         candidate, admission = await self._until(admitted)
-        if self._reissues and candidate is self._reissues[0]:
-            self._reissues.popleft()
+        if candidate in self._reissues:
+            self._reissues.remove(candidate)
         self._in_flight[candidate.group] = candidate
         return candidate, admission
 
@@ -133,13 +136,14 @@ class Board:
             self._unwanted[result.group] = SURPLUS
         else:
             del self._in_flight[result.group]
-            self._arrived[result.group] = result
+            self._arrived[result.group] = replace(result, records=())  # episodes were written down, or are not wanted
         self._wake()
         return buffer is not None
 
     def leave(self, group: GroupUid, *, may_come_again: bool) -> bool:
         """A group that has ended and is not trained on. Whether it will be issued again, which `psrl.max_reissues` bounds."""
         candidate = self._in_flight.pop(group)
+        self._to_end.pop(group, None)
         if self._unwanted.pop(group, None) is None:
             self._coordinator.release(group)
         is_again = may_come_again and self._coordinator.reissue(group)
@@ -156,7 +160,19 @@ class Board:
 
     async def next_to_end(self) -> GroupUid:
         """A group whose episodes are to be ended; waits for one. Unblocked by `take_ready` and `give_up`."""
-        return await self._until(lambda: self._to_end.popleft() if self._to_end else None)
+        group = await self._until(lambda: next(iter(self._to_end), None))
+        del self._to_end[group]
+        return group
+
+    @contextmanager
+    def being_ended(self, group: GroupUid) -> Iterator[None]:
+        """While somebody tells its worker to end it, it is not admitted again: the word could reach the next attempt."""
+        self._being_ended.add(group)
+        try:
+            yield
+        finally:
+            self._being_ended.discard(group)
+            self._wake()
 
     # ------------------------------------------------------------ updates
 
@@ -262,7 +278,7 @@ class Board:
 
     def _mark_unwanted(self, group: GroupUid, why: Unwanted) -> None:
         self._unwanted[group] = why
-        self._to_end.append(group)
+        self._to_end[group] = None
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

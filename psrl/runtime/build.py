@@ -140,11 +140,14 @@ class _Makers:
     def replica(self, index: int, parameter_server: ParameterServer) -> KeptReplica:
         """A new one listens where the old one did."""
         model, rollout = self._config.train_actor_rollout_ref.model, self._config.gen_actor_rollout_ref.rollout
+        log_folder, sync_s = self._log_folder, self._config.psrl.deadlines.weight_sync_s
         return KeptReplica(
             f"engine replica {index}",
-            lambda port: EngineReplicaActor.remote(index=index, model=model, rollout=rollout, log_folder=self._log_folder, port=port),
+            lambda port: EngineReplicaActor.remote(
+                index=index, model=model, rollout=rollout, log_folder=log_folder, weight_sync_s=sync_s, port=port
+            ),
             parameter_server=parameter_server,
-            sync_s=self._config.psrl.deadlines.weight_sync_s,
+            sync_s=sync_s,
             stuck_after_s=rollout.request_timeout_s,
             limits=self._limits,
             died=self._reports.died,
@@ -238,14 +241,17 @@ def make_validation(
 ) -> Validation:
     """Validation as configured; `record` sees the episodes that are kept, with `keeps_all` those of every task."""
     rollout = config.train_actor_rollout_ref.rollout
-    num_episodes = (rollout.n + config.trainer.val_greedy) * len(tasks)
+    per_task = rollout.n + config.trainer.val_greedy
+    played_at_once = rollout.agent.num_workers * rollout.agent.max_concurrent_episodes
+    max_groups_in_flight = min(len(tasks), -(-played_at_once // per_task))
     return Validation(
         tasks=tasks,
         workers=cluster.workers,
         num_sampled=rollout.n,
         is_greedy_too=config.trainer.val_greedy,
         run_seed=config.trainer.seed,
-        group_deadline_s=group_deadline_s(config, rollout.agent, num_episodes),
+        group_deadline_s=group_deadline_s(config, rollout.agent, max_groups_in_flight * per_task),
+        max_groups_in_flight=max(1, max_groups_in_flight),
         num_records=len(tasks) if keeps_all else config.trainer.trajectories_per_step or len(tasks),
         record=record,
         progress=progress,
@@ -253,7 +259,10 @@ def make_validation(
 
 
 def group_deadline_s(config: Config, agent: AgentConfig, num_episodes: int) -> float:
-    """Seconds for a worker to play `num_episodes` at most: every wave of what it plays at once may use its whole time-out."""
+    """Seconds for a group that is one of those in flight, `num_episodes` in all.
+
+    One worker may have to play all of them, after the others died, and every wave of what it plays at once may use its whole time-out.
+    """
     num_waves = -(-num_episodes // agent.max_concurrent_episodes) + 1
     return num_waves * (config.psrl.max_episode_retries + 1) * (agent.episode_timeout_s + agent.step_timeout_s)
 

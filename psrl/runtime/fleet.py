@@ -81,11 +81,14 @@ class Fleet:
         return {index: joint_load(found) for index, found in by_instance.items()}
 
     async def run(self, *, on_down: OnDown, on_up: OnUp) -> Never:
-        """Tell, for ever, which instances go down and which come up, and with which version.
+        """Tell which instances are up, and then, for ever, which go down and which come up, and with which version.
 
         Waits for nothing; unblocked by being cancelled at the end of the run. The restarts themselves are the supervisor's.
         """
         self._on_down, self._on_up = on_down, on_up
+        for instance, is_up in enumerate(self._is_up):
+            if is_up:
+                self._tell_up(instance)
         try:
             await asyncio.Event().wait()
             raise AssertionError("unreachable: nobody sets this event")
@@ -100,7 +103,10 @@ class Fleet:
         if was_up and not up:
             self._on_down(instance)
         elif up and not was_up:
-            self._on_up(instance, min(replica.version for replica in up))
+            self._tell_up(instance)
+
+    def _tell_up(self, instance: int) -> None:
+        self._on_up(instance, min(replica.version for replica in self._instances[instance] if replica.is_up))
 
 
 def joint_load(loads: Sequence[InstanceLoad]) -> InstanceLoad:

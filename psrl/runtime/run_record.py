@@ -57,7 +57,8 @@ class RunRecord:
         self._first_step_seconds: float | None = None
         self._first_validation: dict[str, float] = {}
         self._last_validation: dict[str, float] = {}
-        self._num_recorded = 0
+        self._texts: dict[int, str] = {}
+        self._num_recorded = self._num_promised = 0
         self._step = first_step
         self.errors = ErrorLog(folder.errors)
         self._trajectories = TrajectoryWriter(folder.trajectories)
@@ -116,14 +117,17 @@ class RunRecord:
         self._live.note(text)
 
     def wants_records(self) -> bool:
-        """Whether the next group's episodes should come back whole."""
+        """Whether the episodes of the group that is admitted now should come back whole."""
         limit = self._config.trainer.trajectories_per_step
-        return limit == 0 or self._num_recorded < limit
+        is_wanted = limit == 0 or self._num_promised < limit
+        self._num_promised += self._config.psrl.rollout_n
+        return is_wanted
 
     def arrived(self, result: GroupResult) -> None:
         """A group has ended; some are written down."""
+        limit = self._config.trainer.trajectories_per_step
         for episode in result.records:
-            if self.wants_records():
+            if limit == 0 or self._num_recorded < limit:
                 self._num_recorded += 1
                 self._write_episode(episode, self._step + 1)
 
@@ -132,8 +136,14 @@ class RunRecord:
         self._write_episode(episode, step)
 
     def _write_episode(self, episode: Episode, step: int) -> None:
-        pieces = [[self._decode([token]) for token in trajectory.ids()] for trajectory in episode.result.trajectories]
+        pieces = [[self._text_of(token) for token in trajectory.ids()] for trajectory in episode.result.trajectories]
         self._trajectories.write(episode, step=step, pieces=pieces)
+
+    def _text_of(self, token: int) -> str:
+        """Remembered, because decoding a long episode token by token would hold up the loops for half a second."""
+        if token not in self._texts:
+            self._texts[token] = self._decode([token])
+        return self._texts[token]
 
     def trained(self, ready: ReadyBuffer, step: int) -> None:
         """What a step trained on."""
@@ -159,7 +169,7 @@ class RunRecord:
         if self._first_step_seconds is None:
             self._first_step_seconds = time.time() - self._command_started
         self._step = step
-        self._num_recorded = 0
+        self._num_recorded = self._num_promised = 0
         self._metrics.log(metrics, step=step)
 
     def begin_validation(self, step: int) -> None:
@@ -177,6 +187,10 @@ class RunRecord:
         """A process of the run died and is started again."""
         self.errors.record_text(ProcessDiedError.__name__, cause, is_retryable=True, unit=process, step=self._step)
         self.note(f"{process} died and is started again: {cause.splitlines()[0][:200]}")
+
+    def sync_failed(self, instance: int, error: PsrlError) -> None:
+        """An instance took no weights; it is asked again."""
+        self.errors.record(error, unit=f"sync of instance {instance}", step=self._step)
 
     def stalled(self, report: str) -> None:
         """Nothing has ended for a while."""

@@ -1,6 +1,7 @@
 """Arrived groups are trained on or replaced, and both are counted."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -126,3 +127,13 @@ def test_too_many_failures_end_the_run_with_their_cause(tmp_path):
     with pytest.raises(ExceptionGroup) as caught:
         asyncio.run(assembled(tmp_path, results, settings=settings, num_kept=1))
     assert caught.group_contains(TooManyFailuresError, match=r"50% of the last 64.*EngineError: gone")
+
+
+def test_a_grader_that_fails_ends_the_run_as_other_failures_do(tmp_path):
+    def unjudged(uid: str) -> EpisodeSummary:
+        return replace(episode(uid, None), outcome=Outcome.FINISHED, error="RewardError: the judge is down")
+
+    results = [group(f"g{index:02}", unjudged(f"{index}-e0"), unjudged(f"{index}-e1")) for index in range(40)]
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(assembled(tmp_path, results, num_kept=1))
+    assert caught.group_contains(TooManyFailuresError, match=r"100% of the last 64.*a grader that failed.*the judge is down")

@@ -151,3 +151,39 @@ def test_a_group_in_flight_too_long_is_named_once_and_its_slot_is_free_when_it_i
         assert admission.group == "b"
 
     asyncio.run(run())
+
+
+def test_a_group_that_ends_by_itself_before_it_is_told_to_is_not_named_to_end_any_more():
+    async def run():
+        meeting = board(groups=1, redundant=1)
+        await in_time(admit(meeting, "fast"))
+        await in_time(admit(meeting, "slow"))
+        meeting.arrive(result("fast"))
+        await in_time(meeting.take_ready())
+        assert meeting.leave("slow", may_come_again=True)
+        ending = asyncio.create_task(meeting.next_to_end())
+        assert await waits(ending), "the word would reach the next attempt"
+        ending.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_group_is_not_issued_again_while_somebody_tells_its_worker_to_end_it():
+    async def run():
+        meeting = board(groups=1, redundant=1)
+        await in_time(admit(meeting, "fast"))
+        await in_time(admit(meeting, "slow"))
+        meeting.arrive(result("fast"))
+        await in_time(meeting.take_ready())
+        with meeting.being_ended(await in_time(meeting.next_to_end())):
+            assert meeting.leave("slow", may_come_again=True)
+            meeting.published(meeting.advance())
+            (order,) = await in_time(meeting.next_syncs())
+            meeting.sync_began(0)
+            meeting.synced(0, order.version)
+            first, _ = await in_time(admit(meeting, "new"))
+            assert first.group == "new"
+        second, admission = await in_time(admit(meeting, "newer"))
+        assert (second.group, admission.attempt) == ("slow", 1)
+
+    asyncio.run(run())

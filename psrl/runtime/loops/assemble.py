@@ -19,7 +19,7 @@ from psrl.telemetry.group_log import Fate, GroupFate
 from psrl.types import Outcome
 
 INFRA_WINDOW = 64
-"""Episodes over which the infra error rate is taken."""
+"""Episodes over which the rate of those is taken that could not be judged, whatever failed."""
 INCOMPLETE = Unwanted(fate=Fate.DROPPED, may_come_again=False)
 """Members ended `infra_error` for good."""
 WITHOUT_SIGNAL = Unwanted(fate=Fate.FILTERED, may_come_again=False)
@@ -62,6 +62,8 @@ class AssembleLoop:
         self._arrived: list[EpisodeSummary] = []
         self._num_by_fate: Counter[Fate] = Counter()
         self._num_reissued = 0
+        self.num_looked_at = 0
+        """Groups that ended, whatever became of them."""
 
     async def run(self) -> None:
         """Until cancelled.
@@ -71,6 +73,7 @@ class AssembleLoop:
         """
         while True:
             result = await self._arrivals.get()
+            self.num_looked_at += 1
             unwanted = self._board.unwanted(result.group)
             if unwanted is not None:
                 await self._leave_out(result, unwanted)
@@ -133,15 +136,15 @@ class AssembleLoop:
 
     def _count_failures(self, result: GroupResult) -> None:
         for summary in result.summaries:
-            has_failed = summary.outcome is Outcome.INFRA_ERROR
-            self._rates.observe("infra_error" if has_failed else None)
+            if summary.outcome is not Outcome.ABORTED:
+                self._rates.observe(None if summary.reward is not None else "unjudged")
             if summary.error is not None:
                 self._log(summary)
         rate = self._rates.rate()
         if self._rates.num_units >= INFRA_WINDOW and rate > self._settings.max_infra_error_rate:
             causes = Counter(summary.error for summary in result.summaries if summary.error is not None)
             raise TooManyFailuresError(
-                f"{rate:.0%} of the last {INFRA_WINDOW} episodes ended infra_error "
+                f"{rate:.0%} of the last {INFRA_WINDOW} episodes could not be judged: infra_error, or a grader that failed "
                 f"(psrl.max_infra_error_rate={self._settings.max_infra_error_rate:g}); most often: {causes.most_common(1)}"
             )
 

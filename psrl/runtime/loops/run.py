@@ -5,7 +5,8 @@
       +-------------- room on the board -----------+------ new version -------+---- newer replicas ---+
 
     validate holds the replicas at one version; tend observes replicas, moves groups and applies the proactive filter; end cancels
-    groups that are not wanted any more; the fleet starts dead replicas again.
+    groups that are not wanted any more; stall says what the run waits for when nothing comes forward. The fleet tells which replicas
+    died and which are back; the supervisor starts them again.
 
 Each loop's docstring says what it consumes, what it waits for and who unblocks it.
 """
@@ -23,6 +24,7 @@ from psrl.runtime.groups import GroupResult
 from psrl.runtime.lifetime import end_tasks, unless_stopped
 from psrl.runtime.loops.assemble import AssembleLoop
 from psrl.runtime.loops.feed import FeedLoop
+from psrl.runtime.loops.stall import StallLoop
 from psrl.runtime.loops.sync import SyncLoop
 from psrl.runtime.loops.tend import EndLoop, TendLoop
 from psrl.runtime.loops.train import StepMeters, TrainLoop
@@ -74,7 +76,9 @@ class RunLoops:
             rollout_n=config.psrl.rollout_n,
             redundant_episodes=config.psrl.redundant_episodes,
             run_seed=config.trainer.seed,
-            group_deadline_s=group_deadline_s(config, config.gen_actor_rollout_ref.rollout.agent, self._episodes_per_group),
+            group_deadline_s=group_deadline_s(
+                config, config.gen_actor_rollout_ref.rollout.agent, self._max_groups_in_flight * self._episodes_per_group
+            ),
             wants_records=record.wants_records,
         )
         self._assemble = AssembleLoop(
@@ -89,7 +93,11 @@ class RunLoops:
             record_fate=record.left_out,
         )
         self._sync = SyncLoop(
-            board=self._board, fleet=cluster.fleet, partial_rollout=config.psrl.partial_rollout, activity=record.rollout_activity
+            board=self._board,
+            fleet=cluster.fleet,
+            partial_rollout=config.psrl.partial_rollout,
+            activity=record.rollout_activity,
+            failed=record.sync_failed,
         )
         self._tend = TendLoop(board=self._board, fleet=cluster.fleet, workers=cluster.workers)
         self._validate = ValidationLoop(
@@ -97,8 +105,10 @@ class RunLoops:
             validation=make_validation(config, source.validation_tasks(), cluster, record=record.validation_episode),
             begun=record.begin_validation,
             done=record.validation,
-            hold_deadline_s=config.psrl.deadlines.weight_sync_s,
+            # A sync under way, a replica that is started again meanwhile, and the sync that is asked for.
+            hold_deadline_s=config.psrl.deadlines.startup_s + 2 * config.psrl.deadlines.weight_sync_s,
         )
+        self._stall = StallLoop(board=self._board, stall_s=config.psrl.deadlines.stall_s, progress=self._progress, tell=record.stalled)
         self._shares = TimeShares()
         self._train = TrainLoop(
             board=self._board,
@@ -130,6 +140,7 @@ class RunLoops:
             "tend": self._tend.run(),
             "end": end.run(),
             "validate": self._validate.run(),
+            "stall": self._stall.run(),
             "fleet": fleet.run(on_down=self._board.instance_is_down, on_up=self._board.instance_is_up),
         }
         tasks = {asyncio.create_task(work, name=name) for name, work in endless.items()}
@@ -158,7 +169,7 @@ class RunLoops:
     async def _steps(self) -> None:
         trainer, first = self._config.trainer, self._first
         if not self._is_validated and self._wants_validation(first.step):
-            await self._validate.begin(first.step, first.version)
+            await unless_stopped(self._validate.begin(first.step, first.version), self._stop)
         await self._train.run(first_step=self._first.step + 1, last_step=trainer.total_training_steps)
         await unless_stopped(self._validate.finish(), self._stop)
 
@@ -184,9 +195,19 @@ class RunLoops:
             return trainer.val_before_train
         return step == trainer.total_training_steps or (trainer.test_freq > 0 and step % trainer.test_freq == 0)
 
+    def _progress(self) -> int:
+        """Grows with every group that ends, every step and every validation task: what a run is there for."""
+        return self._assemble.num_looked_at + self._step + self._validate.num_done
+
     def _arrived(self, result: GroupResult) -> None:
         self._record.arrived(result)
         self._record.rollout_activity(f"{self._board.num_in_flight} groups in flight, {len(self._board.arrived)} wait for their update")
+
+    @property
+    def _max_groups_in_flight(self) -> int:
+        agent = self._config.gen_actor_rollout_ref.rollout.agent
+        played_at_once = agent.num_workers * agent.max_concurrent_episodes // self._episodes_per_group
+        return self._config.psrl.max_groups_in_flight or max(1, played_at_once)
 
     @property
     def _episodes_per_group(self) -> int:
@@ -194,7 +215,7 @@ class RunLoops:
 
     def _make_board(self) -> Board:
         config, point = self._config, self._first
-        psrl, agent = config.psrl, config.gen_actor_rollout_ref.rollout.agent
+        psrl = config.psrl
         last_version = PolicyVersion(point.version + config.trainer.total_training_steps - point.step)
         empty = StalenessLedger(staleness=0, groups_per_buffer=1, version=point.version).snapshot()
         ledger = StalenessLedger.restore(
@@ -204,16 +225,9 @@ class RunLoops:
             redundant_groups=psrl.redundant_groups,
             last_version=last_version,
         )
-        played_at_once = agent.num_workers * agent.max_concurrent_episodes // self._episodes_per_group
-        settings = CoordinatorSettings.of(
-            psrl,
-            max_groups_in_flight=psrl.max_groups_in_flight or max(1, played_at_once),
-            seed=config.trainer.seed,
-        )
+        settings = CoordinatorSettings.of(psrl, max_groups_in_flight=self._max_groups_in_flight, seed=config.trainer.seed)
         board = Board(Coordinator(settings, ledger, num_instances=self._cluster.fleet.num_instances))
         reissues = [Candidate(task=self._source.task_of(one.uid), attempt=one.attempt) for one in point.reissue]
         board.restore(point.arrived, reissues)
-        for instance in range(self._cluster.fleet.num_instances):
-            board.instance_is_up(instance, PolicyVersion(0))
         board.published(point.version)
         return board

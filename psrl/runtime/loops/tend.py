@@ -10,6 +10,7 @@ from psrl.runtime.groups import EndHow
 from psrl.runtime.worker_pool import WorkerPool
 from psrl.telemetry import names
 from psrl.telemetry.group_log import Fate
+from psrl.types import GroupUid
 
 TICK_S = 0.5
 """How often loads are read and groups in flight looked at."""
@@ -19,7 +20,7 @@ class EndLoop:
     """Ends the episodes of groups that are not wanted any more.
 
     Consumes: such groups of the board.
-    Waits for: the next one.
+    Waits for: the next one; the answers of agent workers, side by side, each with a deadline.
     Unblocked by: the train loop (others came first) and the tend loop (a filter).
     """
 
@@ -29,8 +30,14 @@ class EndLoop:
 
     async def run(self) -> None:
         """Until cancelled."""
-        while True:
-            await self._workers.end_group(await self._board.next_to_end(), EndHow.CANCEL)
+        async with asyncio.TaskGroup() as ends:
+            while True:
+                group = await self._board.next_to_end()
+                ends.create_task(self._end(group), name=f"end of group {group}")
+
+    async def _end(self, group: GroupUid) -> None:
+        with self._board.being_ended(group):
+            await self._workers.end_group(group, EndHow.CANCEL)
 
 
 class TendLoop:
@@ -86,6 +93,7 @@ class TendLoop:
         for overdue in self._board.overdue():
             self._num_acted += 1
             if overdue.action == "truncate":
-                await self._workers.end_group(overdue.group, EndHow.TRUNCATE)
+                with self._board.being_ended(overdue.group):
+                    await self._workers.end_group(overdue.group, EndHow.TRUNCATE)
             else:
                 self._board.give_up(overdue.group, Unwanted(fate=Fate.NULL, may_come_again=overdue.action == "retry"))

@@ -21,7 +21,7 @@ class Validation:
     """Plays validation tasks and measures them.
 
     Consumes: the validation tasks.
-    Waits for: all their groups.
+    Waits for: all their groups, `max_groups_in_flight` of them at once.
     Unblocked by: the agent workers, or each group's deadline.
     """
 
@@ -36,6 +36,7 @@ class Validation:
         group_deadline_s: float,
         num_records: int,
         record: Callable[[Episode, int], None],
+        max_groups_in_flight: int,
         progress: Callable[[int, int], None] = lambda num_done, num_tasks: None,
     ) -> None:
         """`record` sees the episodes of the first `num_records` tasks and their step; `progress` is called after each task."""
@@ -49,6 +50,9 @@ class Validation:
         self._record = record
         self._progress = progress
         self._num_done = 0
+        self._places = asyncio.Semaphore(max_groups_in_flight)
+        self.num_played = 0
+        """Tasks, over all validations."""
 
     async def run(self, version: PolicyVersion, step: int, *, instances: Sequence[int] = ()) -> dict[str, float]:
         """Metrics named `val/...` of the weights `version`, which `step` training steps made.
@@ -75,7 +79,9 @@ class Validation:
             instance=place,
         )
         request = GroupRequest(task=task, tickets=tickets, num_needed=len(tickets), wants_records=index < self._num_records)
-        result = await self._workers.play(request, what=f"validation of {task.uid}", deadline_s=self._group_deadline_s)
+        async with self._places:
+            result = await self._workers.play(request, what=f"validation of {task.uid}", deadline_s=self._group_deadline_s)
+        self.num_played += 1
         self._num_done += 1
         self._progress(self._num_done, len(self._tasks))
         return result
@@ -126,6 +132,11 @@ class ValidationLoop:
             what = f"validation of step {step}: replicas did not take weights {version}"
             raise DeadlineError(f"{what} within {self._hold_deadline_s:g} s") from error
         self._wanted.put_nowait((step, version))
+
+    @property
+    def num_done(self) -> int:
+        """Tasks that were played, over all validations."""
+        return self._validation.num_played
 
     async def finish(self) -> None:
         """Until nothing is being validated."""
