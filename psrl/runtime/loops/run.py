@@ -92,39 +92,9 @@ class RunLoops:
             report=self._arrived,
             record_fate=record.left_out,
         )
-        self._sync = SyncLoop(
-            board=self._board,
-            fleet=cluster.fleet,
-            partial_rollout=config.psrl.partial_rollout,
-            activity=record.rollout_activity,
-            failed=record.sync_failed,
-        )
-        self._tend = TendLoop(board=self._board, fleet=cluster.fleet, workers=cluster.workers)
-        self._validate = ValidationLoop(
-            board=self._board,
-            validation=make_validation(config, source.validation_tasks(), cluster, record=record.validation_episode),
-            begun=record.begin_validation,
-            done=record.validation,
-            # A sync under way, a replica that is started again meanwhile, and the sync that is asked for.
-            hold_deadline_s=config.psrl.deadlines.startup_s + 2 * config.psrl.deadlines.weight_sync_s,
-        )
-        self._stall = StallLoop(board=self._board, stall_s=config.psrl.deadlines.stall_s, progress=self._progress, tell=record.stalled)
         self._shares = TimeShares()
-        self._train = TrainLoop(
-            board=self._board,
-            data_plane=cluster.data_plane,
-            workers=cluster.train_workers,
-            push=lambda version: cluster.push_weights(version, config.psrl.deadlines.weight_sync_s),
-            after_step=self._after_step,
-            shares=self._shares,
-            meters=StepMeters(
-                take_metrics=(self._assemble.take_metrics, self._sync.take_metrics, self._tend.take_metrics),
-                take_standing_s=self._sync.take_standing_s,
-            ),
-            activity=record.activity,
-            step_deadline_s=config.psrl.deadlines.train_step_s,
-            stop=stop,
-        )
+        self._make_loops_of_replicas()
+        self._train = self._make_train()
 
     async def run(self) -> ResumePoint:
         """From the first step to the last, or to a stop between two steps.
@@ -164,6 +134,47 @@ class RunLoops:
             reissue=tuple(Reissue(uid=candidate.group, attempt=candidate.attempt) for candidate in board.in_flight),
             arrived=board.arrived,
             log_lengths=self._record.folder.log_lengths(),
+        )
+
+    def _make_loops_of_replicas(self) -> None:
+        """Those that look after replicas, groups in flight and validation."""
+        config = self._config
+        self._sync = SyncLoop(
+            board=self._board,
+            fleet=self._cluster.fleet,
+            partial_rollout=config.psrl.partial_rollout,
+            activity=self._record.rollout_activity,
+            failed=self._record.sync_failed,
+        )
+        self._tend = TendLoop(board=self._board, fleet=self._cluster.fleet, workers=self._cluster.workers)
+        self._validate = ValidationLoop(
+            board=self._board,
+            validation=make_validation(config, self._source.validation_tasks(), self._cluster, record=self._record.validation_episode),
+            begun=self._record.begin_validation,
+            done=self._record.validation,
+            # A sync under way, a replica that is started again meanwhile, and the sync that is asked for.
+            hold_deadline_s=config.psrl.deadlines.startup_s + 2 * config.psrl.deadlines.weight_sync_s,
+        )
+        self._stall = StallLoop(
+            board=self._board, stall_s=config.psrl.deadlines.stall_s, progress=self._progress, tell=self._record.stalled
+        )
+
+    def _make_train(self) -> TrainLoop:
+        config = self._config
+        return TrainLoop(
+            board=self._board,
+            data_plane=self._cluster.data_plane,
+            workers=self._cluster.train_workers,
+            push=lambda version: self._cluster.push_weights(version, config.psrl.deadlines.weight_sync_s),
+            after_step=self._after_step,
+            shares=self._shares,
+            meters=StepMeters(
+                take_metrics=(self._assemble.take_metrics, self._sync.take_metrics, self._tend.take_metrics),
+                take_standing_s=self._sync.take_standing_s,
+            ),
+            activity=self._record.activity,
+            step_deadline_s=config.psrl.deadlines.train_step_s,
+            stop=self._stop,
         )
 
     async def _steps(self) -> None:
