@@ -146,7 +146,12 @@ class RunLoops:
             activity=self._record.rollout_activity,
             failed=self._record.sync_failed,
         )
-        self._tend = TendLoop(board=self._board, fleet=self._cluster.fleet, workers=self._cluster.workers)
+        self._tend = TendLoop(
+            board=self._board,
+            fleet=self._cluster.fleet,
+            workers=self._cluster.workers,
+            num_restarts=lambda: sum(actor.num_restarts for actor in self._cluster.kept),
+        )
         self._validate = ValidationLoop(
             board=self._board,
             validation=make_validation(config, self._source.validation_tasks(), self._cluster, record=self._record.validation_episode),

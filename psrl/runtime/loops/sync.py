@@ -87,6 +87,7 @@ class SyncLoop:
         if self._seconds:
             metrics[names.SYNC_PULL_SECONDS_MEAN] = sum(self._seconds) / len(self._seconds)
             metrics[names.SYNC_PAUSED_SECONDS_MAX] = max(self._paused)
+            metrics[names.SYNC_PAUSED_SECONDS_MEAN] = sum(self._paused) / len(self._paused)
         self._seconds, self._paused = [], []
         return metrics
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from psrl.runtime.board import Board, Unwanted
 from psrl.runtime.fleet import Fleet
@@ -48,10 +49,13 @@ class TendLoop:
     Unblocked by: time.
     """
 
-    def __init__(self, *, board: Board, fleet: Fleet, workers: WorkerPool) -> None:
+    def __init__(self, *, board: Board, fleet: Fleet, workers: WorkerPool, num_restarts: Callable[[], int]) -> None:
+        """`num_restarts`: of all processes, since the start."""
         self._board = board
         self._fleet = fleet
         self._workers = workers
+        self._num_restarts = num_restarts
+        self._num_restarts_told = 0
         self._num_idle = self._num_seen = self._num_moves = self._num_acted = 0
         self._num_running = self._num_waiting = 0
 
@@ -65,7 +69,13 @@ class TendLoop:
 
     def take_metrics(self) -> dict[str, float]:
         """Of the time since the last call."""
-        metrics = {names.GROUPS_MOVED_COUNT: float(self._num_moves), names.GROUPS_OVERDUE_COUNT: float(self._num_acted)}
+        restarts = self._num_restarts()
+        metrics = {
+            names.GROUPS_MOVED_COUNT: float(self._num_moves),
+            names.GROUPS_OVERDUE_COUNT: float(self._num_acted),
+            names.PROCESSES_RESTARTS_COUNT: float(restarts - self._num_restarts_told),
+        }
+        self._num_restarts_told = restarts
         if self._num_seen:
             metrics[names.REPLICAS_IDLE_SHARE] = self._num_idle / self._num_seen
             metrics[names.REPLICAS_RUNNING_MEAN] = self._num_running / self._num_seen
