@@ -96,18 +96,18 @@ class Gateway:
     async def watch(self) -> Never:
         """Keep SMG up; never returns.
 
-        Waits for: the end of SMG or of the router. Unblocked by: that end, or cancelled.
+        Waits for: the end of SMG or of the router, or their silence. Unblocked by: these, or cancelled.
 
         Raises:
             ProcessDiedError: The router ended, or SMG too often; with its last words.
         """
         assert self._router is not None, "start() comes first"
-        keeping, ending = asyncio.create_task(self.smg.keep()), asyncio.create_task(self._router.ended())
+        keeping, ending = asyncio.create_task(self.smg.keep()), asyncio.create_task(self._router.lost())
         try:
             await asyncio.wait({keeping, ending}, return_when=asyncio.FIRST_COMPLETED)
             if keeping.done():
                 keeping.result()
-            raise ProcessDiedError(f"session router ended with code {ending.result()}; last words: {self._router.last_words()}")
+            raise ProcessDiedError(ending.result())
         finally:
             keeping.cancel()
             ending.cancel()

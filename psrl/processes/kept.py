@@ -95,19 +95,19 @@ class KeptProcess:
         await self._process.start(self._startup_timeout_s)
 
     async def keep(self) -> Never:
-        """Start it again whenever it ends; never returns.
+        """Start it again whenever it ends or falls silent; never returns.
 
-        Consumes nothing; waits for the process to end; unblocked by its end, or cancelled.
+        Consumes nothing; waits for the process to be lost; unblocked by its end, by its silence, or cancelled.
 
         Raises:
-            ProcessDiedError: It ended once too often within the window, or did not come up again; with its last words.
+            ProcessDiedError: It was lost once too often within the window, or did not come up again; with its last words.
         """
         history = RestartHistory(self.process.name, self._limit)
         while True:
-            code = await self.process.ended()
-            words = self.process.last_words()
-            history.ended(f"it ended with code {code}; last words: {words}")
-            self._report(f"{self.process.name} ended with code {code}; it is started again. Last words: {words[-300:]}")
+            cause = await self.process.lost()
+            await asyncio.to_thread(self.process.stop, 0.0)  # one that only answers nothing
+            history.ended(cause)
+            self._report(f"{cause.partition('; last words')[0]}; it is started again. Last words: {self.process.last_words()[-300:]}")
             self._process = self._make(self.process.port)
             await self._process.start(self._startup_timeout_s)
             self.num_restarts += 1

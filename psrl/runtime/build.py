@@ -97,17 +97,21 @@ def make_cluster(config: Config, log_folder: Path, *, with_training: bool = True
     )
     makers, endpoints = _Makers(config, log_folder, reports), Addresses()
     parameter_server = makers.parameter_server(train_workers)
-    rollout = config.gen_actor_rollout_ref.rollout
+    rollout, deadlines = config.gen_actor_rollout_ref.rollout, config.psrl.deadlines
     replicas = [makers.replica(index, parameter_server) for index in range(rollout.num_replicas)]
+    data_plane = TransferQueueDataPlane(deadline_s=deadlines.data_plane_s, startup_deadline_s=deadlines.startup_s)
     return Cluster(
         train_workers=train_workers,
-        workers=WorkerPool([makers.agent_worker(index, endpoints) for index in range(rollout.agent.num_workers)], note=reports.note),
+        workers=WorkerPool(
+            [makers.agent_worker(index, endpoints) for index in range(rollout.agent.num_workers)],
+            data_plane=data_plane,
+            max_resends=config.psrl.max_episode_retries + 1,
+            note=reports.note,
+        ),
         fleet=Fleet(replicas, parameter_server, is_behind_smg=starts_gateway(config)),
         gateway=makers.gateway(replicas, endpoints) if starts_gateway(config) else None,
         parameter_server=parameter_server,
-        data_plane=TransferQueueDataPlane(
-            deadline_s=config.psrl.deadlines.data_plane_s, startup_deadline_s=config.psrl.deadlines.startup_s
-        ),
+        data_plane=data_plane,
         endpoints=endpoints,
     )
 
@@ -141,13 +145,14 @@ class _Makers:
         """A new one listens where the old one did."""
         model, rollout = self._config.train_actor_rollout_ref.model, self._config.gen_actor_rollout_ref.rollout
         log_folder, sync_s = self._log_folder, self._config.psrl.deadlines.weight_sync_s
+        drain_s = 0.0 if self._config.psrl.partial_rollout.enable else rollout.request_timeout_s  # running turns end first
         return KeptReplica(
             f"engine replica {index}",
             lambda port: EngineReplicaActor.remote(
                 index=index, model=model, rollout=rollout, log_folder=log_folder, weight_sync_s=sync_s, port=port
             ),
             parameter_server=parameter_server,
-            sync_s=sync_s,
+            sync_s=sync_s + drain_s,
             stuck_after_s=rollout.request_timeout_s,
             limits=self._limits,
             died=self._reports.died,

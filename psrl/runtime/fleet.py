@@ -45,19 +45,16 @@ class Fleet:
 
         Args:
             instance: Its index.
-            version: One that the parameter server holds.
+            version: One that was pushed.
             mode: What its running requests do: `keep`, `abort` or `wait`.
 
         Waits for: the replicas' reports. Unblocked by: the replicas, or the deadline.
 
         Raises:
-            EngineError: The version is not held any more; or the instance is down, or went down: `run` tells when it is back, and
-                with which version.
+            EngineError: The instance is down, or went down: `run` tells when it is back, and with which version.
             WeightSyncError: A replica reports another version, fewer tensors or another checksum; the run must stop.
             DeadlineError: It did not end in time.
         """
-        if not self._parameter_server.holds(version):
-            raise EngineError(f"weights {version} are not held any more")
         server = self._parameter_server
         manifest = server.manifest(version) if server.holds(version) else server.latest
         assert manifest is not None, f"weights {version} were never pushed"

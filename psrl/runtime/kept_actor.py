@@ -13,7 +13,7 @@ import ray
 
 from psrl.errors import ActorDiedError, DeadlineError, ProcessDiedError, PsrlError
 from psrl.processes.kept import RestartHistory, RestartLimit
-from psrl.runtime.supervision import answer_of, end_of, first_done, look_of
+from psrl.runtime.supervision import Suspicion, answer_of, end_of, first_done, look_of
 
 LOOK_DEADLINE_S = 10.0
 GRACE_FOR_THE_WATCH_S = 0.5
@@ -91,7 +91,7 @@ class KeptActor:
         self._note = note
         self._has_watch = has_watch
         self._up = asyncio.Event()
-        self._suspected = asyncio.Event()
+        self._suspicion = Suspicion()
         self._changes: list[Callable[[], None]] = []
         self._process: ActorProcess | None = None
         self.handle = make()
@@ -114,11 +114,11 @@ class KeptActor:
         """Its first actor is prepared."""
         await self._go_up()
 
-    def suspect(self, handle: ray.actor.ActorHandle) -> None:
-        """Whoever asked `handle` found it dead: it is not used any more, and looked at now instead of in a while."""
+    def suspect(self, handle: ray.actor.ActorHandle, why: str) -> None:
+        """Whoever asked `handle` found it dead or broken: it is not used any more, and replaced now instead of in a while."""
         if handle is self.handle:
             self._go_down()
-            self._suspected.set()
+            self._suspicion.raise_(why)
 
     async def until_up(self) -> ray.actor.ActorHandle:
         """The actor, once it can be used. Unblocked by `keep`; the caller brings the limit."""
@@ -150,8 +150,8 @@ class KeptActor:
         """Whether `handle` lives; one that does not is suspected, so that it is replaced."""
         try:
             await look_of(self.name, handle.__ray_ready__.remote(), LOOK_DEADLINE_S)
-        except (ProcessDiedError, DeadlineError):
-            self.suspect(handle)
+        except (ProcessDiedError, DeadlineError) as error:
+            self.suspect(handle, str(error))
             return False
         return True
 
@@ -160,7 +160,7 @@ class KeptActor:
         return f"{cause} ({self._process})" if self._process is not None else cause
 
     async def _end(self) -> str:
-        end = end_of(self.handle, suspected=self._suspected, silent_after_s=self._limits.silent_after_s)
+        end = end_of(self.handle, suspicion=self._suspicion, silent_after_s=self._limits.silent_after_s)
         # The watch knows more: a call to a replica whose server has just died fails, too.
         return await (first_done((self._watched_end(), end), grace_s=GRACE_FOR_THE_WATCH_S) if self._has_watch else end)
 
@@ -179,7 +179,6 @@ class KeptActor:
         await self._go_up()
 
     async def _replace(self) -> None:
-        self._suspected.clear()
         ray.kill(self.handle, no_restart=True)
         if self._process is not None:
             self._process.kill()  # one that only answers nothing does not hear Ray, and would come back beside its successor
@@ -192,6 +191,7 @@ class KeptActor:
     async def _go_up(self) -> None:
         place = await look_of(self.name, self.handle.__ray_call__.remote(ActorProcess.of), LOOK_DEADLINE_S)
         self._process = place
+        self._suspicion.drop()  # what was suspected until now was said of its predecessor
         self._up.set()
         self._tell()
 

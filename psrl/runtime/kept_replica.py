@@ -75,7 +75,7 @@ class KeptReplica(KeptActor):
         try:
             return await self._pull(handle, manifest, mode)
         except (ActorDiedError, EngineError) as error:
-            self.suspect(handle)
+            self.suspect(handle, str(error))
             raise EngineError(f"{self.name}: {error}") from error
 
     async def load(self) -> InstanceLoad | None:
@@ -96,13 +96,15 @@ class KeptReplica(KeptActor):
         while True:
             await asyncio.sleep(LOOK_S)
             load = await self.load()
-            if load is None or load.num_running == 0 or load.tokens_per_s > 0:
+            if load is not None and (load.num_running + load.num_waiting == 0 or load.tokens_per_s > 0):
                 since = time.monotonic()
             elif time.monotonic() - since > self._stuck_after_s:
-                return f"it has {load.num_running} turns and sampled nothing for {self._stuck_after_s:g} s"
+                has = (
+                    "does not say what it does" if load is None else f"has {load.num_running + load.num_waiting} turns and sampled nothing"
+                )
+                return f"it {has} for {self._stuck_after_s:g} s"
 
     async def _start_again(self) -> None:
-        self._suspected.clear()
         if await self.answers(self.handle):
             await answer_of(f"start of {self.name}", self.handle.restart.remote(), self._limits.startup_s)
         else:

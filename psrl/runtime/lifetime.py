@@ -27,7 +27,7 @@ Work = Callable[[Cluster, asyncio.Event], Coroutine[Any, Any, None]]
 """What is done with the live processes; the event says that a stop was requested."""
 
 DISK_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO))
-GRACE_FOR_THE_CAUSE_S = 6.0
+GRACE_FOR_THE_SUPERVISOR_S = 6.0
 """When the work fails, a dead process is often the cause; so long the supervisor may take to name it."""
 
 
@@ -92,7 +92,7 @@ async def _start_and_work(
     try:
         done, _ = await asyncio.wait({watching, working}, return_when=asyncio.FIRST_COMPLETED)
         if working in done and working.exception() is not None:
-            await asyncio.wait({watching}, timeout=GRACE_FOR_THE_CAUSE_S)
+            await asyncio.wait({watching}, timeout=GRACE_FOR_THE_SUPERVISOR_S)
         if watching.done():
             watching.result()
         working.result()
@@ -107,7 +107,7 @@ async def unless_stopped(work: Coroutine[Any, Any, Result], stop: asyncio.Event)
         await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
         return working.result() if working.done() else None
     finally:
-        await end_tasks({working, stopping}, GRACE_FOR_THE_CAUSE_S)
+        await end_tasks({working, stopping}, GRACE_FOR_THE_SUPERVISOR_S)
 
 
 def cause_in(error: BaseException) -> PsrlError:

@@ -11,12 +11,10 @@ import ray
 
 from psrl.errors import ActorDiedError, ProcessDiedError
 from psrl.protocols import WeightManifest
+from psrl.runtime.actors.node_weights import NUM_KEPT
 from psrl.runtime.kept_actor import KeptActor
 from psrl.runtime.supervision import answer_of, look_of
 from psrl.types import PolicyVersion
-
-NUM_KEPT = 2
-"""Versions that can be pulled: the newest, and one that replicas may still be pulling."""
 
 
 class ParameterServer:

@@ -22,7 +22,7 @@ LOOK_S = 1.0
 SILENT_AFTER_S = 30.0
 """A process that answers nothing for so long is taken as dead; a busy machine makes a live one wait for some seconds."""
 END_OF_TASKS_S = 5.0
-GRACE_FOR_THE_CAUSE_S = 1.5
+GRACE_FOR_THE_FOUNDATION_S = 1.5
 """After the first loss, until what was lost before it is looked for."""
 
 
@@ -119,13 +119,37 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-async def end_of(actor: ray.actor.ActorHandle, *, suspected: asyncio.Event | None = None, silent_after_s: float = SILENT_AFTER_S) -> str:
-    """Why an actor cannot be used any more: its process ended, or answered nothing for `silent_after_s`. Never returns while it can.
+class Suspicion:
+    """That an actor is dead or broken, and why; whoever watches it looks at once."""
 
-    Consumes nothing. Waits for: the answer to a call, once a second and when `suspected` is set. Unblocked by: the actor's answer, its
-    death, or the limit.
+    def __init__(self) -> None:
+        self._raised = asyncio.Event()
+        self.why: str | None = None
+
+    def raise_(self, why: str) -> None:
+        """The first reason is kept."""
+        self.why = self.why or why
+        self._raised.set()
+
+    def drop(self) -> None:
+        """It is another actor now."""
+        self.why = None
+        self._raised.clear()
+
+    async def within(self, timeout_s: float) -> None:
+        """Until it is raised, or for `timeout_s`."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._raised.wait(), timeout_s)
+
+
+async def end_of(actor: ray.actor.ActorHandle, *, suspicion: Suspicion | None = None, silent_after_s: float = SILENT_AFTER_S) -> str:
+    """Why an actor cannot be used any more: its process ended, answered nothing for `silent_after_s`, or is suspected. Never returns
+    while it can.
+
+    Consumes nothing. Waits for: the answer to a call, once a second and when `suspicion` is raised. Unblocked by: the actor's answer,
+    its death, or the limit.
     """
-    suspected = suspected or asyncio.Event()
+    suspicion = suspicion or Suspicion()
     while True:
         try:
             await look_of("ping", actor.__ray_ready__.remote(), silent_after_s)
@@ -135,10 +159,9 @@ async def end_of(actor: ray.actor.ActorHandle, *, suspected: asyncio.Event | Non
             return str(error).removeprefix("ping: the process died: ")
         except PsrlError as error:
             return str(error)
-        if suspected.is_set():
-            return "a call to it failed, as if it were dead"
-        with suppress(TimeoutError):
-            await asyncio.wait_for(suspected.wait(), LOOK_S)
+        if suspicion.why is not None:
+            return suspicion.why
+        await suspicion.within(LOOK_S)
 
 
 async def first_done(works: Iterable[Coroutine[Any, Any, Result]], *, grace_s: float = 0.0) -> Result:
@@ -197,7 +220,7 @@ class Supervisor:
         try:
             await asyncio.wait({*watching, *keeping}, return_when=asyncio.FIRST_COMPLETED)
             # What the others lean on (Ray, say) is often found to be gone a moment later.
-            await asyncio.wait(watching, timeout=GRACE_FOR_THE_CAUSE_S)
+            await asyncio.wait(watching, timeout=GRACE_FOR_THE_FOUNDATION_S)
             for task, name in watching.items():
                 if task.done():
                     raise ProcessDiedError(f"{name} died: {task.result()}")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
-import ray
-
+from psrl.data_plane import DataPlane, Partition
+from psrl.data_plane.memory import meta_of
 from psrl.errors import ActorDiedError, DeadlineError
-from psrl.runtime.groups import EndHow, GroupRequest, GroupResult
+from psrl.runtime.groups import EndHow, EpisodeSummary, GroupRequest, GroupResult
 from psrl.runtime.kept_actor import KeptActor
 from psrl.runtime.supervision import answer_of
-from psrl.types import GroupUid
+from psrl.types import GroupUid, Outcome, Timings
 
 CONTROL_DEADLINE_S = 30.0
 """Of `end_group` and `move_group`, which only tell a worker something."""
@@ -25,22 +26,24 @@ class WorkerPool:
     the same uids: rows that the dead one had put are replaced, sessions that it had opened are closed by those that are opened anew.
     """
 
-    def __init__(self, workers: Sequence[KeptActor], *, note: Callable[[str], None]) -> None:
-        """`note` takes a line for people for every worker that died with groups."""
+    def __init__(self, workers: Sequence[KeptActor], *, data_plane: DataPlane, max_resends: int, note: Callable[[str], None]) -> None:
+        """`max_resends`: a group that cost more workers than that is given up; `note` takes a line for people for what died with groups."""
         self.workers = tuple(workers)
+        self._data_plane = data_plane
+        self._max_resends = max_resends
         self._note = note
-        self._worker_of: dict[GroupUid, KeptActor] = {}
+        self._playing: dict[GroupUid, KeptActor | None] = {}
+        """None: it waits for a worker."""
         self._ended: dict[GroupUid, EndHow] = {}
-        """Groups in flight that are to end early: whoever plays them next is told, too."""
+        self._moved: dict[GroupUid, int] = {}
+        """What groups in flight were told, for whoever plays them next."""
         self._num_playing = dict.fromkeys(self.workers, 0)
         self._changed = asyncio.Event()
-        self.num_resent = 0
-        """Groups that were sent again, so far."""
         for worker in self.workers:
             worker.on_change(lambda worker=worker: self._look_at(worker))
 
     async def play(self, request: GroupRequest, *, what: str, deadline_s: float) -> GroupResult:
-        """Have a group played; a worker that dies is left for another.
+        """Have a group played; a worker that dies is left for another. One that costs too many workers ends `infra_error`.
 
         Waits for: a worker that is up, then its answer. Unblocked by: the worker, its successor, or the deadline.
 
@@ -50,52 +53,71 @@ class WorkerPool:
         """
         group = request.tickets[0].group
         until = time.monotonic() + deadline_s
+        self._playing[group] = None
         try:
-            while True:
+            for num_deaths in range(self._max_resends + 1):
                 worker = await self._least_busy(what, until)
                 try:
-                    return await self._play_in(worker, request, what, until)
+                    result = await self._play_in(worker, request, what, until)
                 except ActorDiedError:
-                    self.num_resent += 1
+                    continue
+                if num_deaths:
+                    await asyncio.to_thread(self._clear_strays, result)
+                return result
+            self._note(f"{what} is given up: {self._max_resends + 1} agent workers died with it")
+            return lost_group(request, error=f"{self._max_resends + 1} agent workers died with its group")
         finally:
-            self._ended.pop(group, None)
+            for told in (self._playing, self._ended, self._moved):
+                told.pop(group, None)
 
     async def end_group(self, group: GroupUid, how: EndHow) -> None:
         """Have a group in flight ended early; one that is not being played is left alone."""
-        if group in self._worker_of:
+        if group in self._playing:
             self._ended[group] = how
-            worker = self._worker_of[group]
-            await self._tell(worker, worker.handle, "end_group", group, how)
+            await self._tell(group)
 
     async def move_group(self, group: GroupUid, instance: int) -> None:
         """Have a group in flight go on at another instance; one that is not being played is left alone."""
-        if group in self._worker_of:
-            worker = self._worker_of[group]
-            await self._tell(worker, worker.handle, "move_group", group, instance)
+        if group in self._playing:
+            self._moved[group] = instance
+            await self._tell(group)
 
     async def _play_in(self, worker: KeptActor, request: GroupRequest, what: str, until: float) -> GroupResult:
         group, handle = request.tickets[0].group, worker.handle
-        self._worker_of[group] = worker
+        self._playing[group] = worker
         self._num_playing[worker] += 1
         try:
             answer = handle.run_group.remote(request)
-            if group in self._ended:
-                await self._tell(worker, handle, "end_group", group, self._ended[group])
+            await self._tell(group)
             result: GroupResult = await answer_of(f"{what} in {worker.name}", answer, until - time.monotonic())
             return result
-        except ActorDiedError:
-            worker.suspect(handle)
+        except ActorDiedError as error:
+            worker.suspect(handle, str(error))
             raise
         finally:
             self._num_playing[worker] -= 1
-            del self._worker_of[group]
+            self._playing[group] = None
 
-    async def _tell(self, worker: KeptActor, handle: ray.actor.ActorHandle, call: str, group: GroupUid, argument: EndHow | int) -> None:
-        method = handle.end_group if call == "end_group" else handle.move_group
-        try:
-            await answer_of(f"{call} of {group} in {worker.name}", method.remote(group, argument), CONTROL_DEADLINE_S)
-        except ActorDiedError:
-            worker.suspect(handle)  # its groups are played again by others
+    async def _tell(self, group: GroupUid) -> None:
+        """Tell who plays the group what it is to do. One that does not hear it is the supervisor's to replace."""
+        worker = self._playing[group]
+        if worker is None:
+            return
+        calls = []
+        if group in self._moved:
+            calls.append(worker.handle.move_group.remote(group, self._moved[group]))
+        if group in self._ended:
+            calls.append(worker.handle.end_group.remote(group, self._ended[group]))
+        for call in calls:
+            with suppress(ActorDiedError, DeadlineError):
+                await answer_of(f"order about {group} to {worker.name}", call, CONTROL_DEADLINE_S)
+
+    def _clear_strays(self, result: GroupResult) -> None:
+        """Rows that a worker had put before it died, and that its successor did not replace."""
+        kept = set(result.meta.keys)
+        held = self._data_plane.keys()
+        strays = [key for key in held if key.startswith(f"{result.group}-e") and key not in kept]
+        self._data_plane.clear(strays)
 
     def _look_at(self, worker: KeptActor) -> None:
         self._changed.set()
@@ -110,3 +132,26 @@ class WorkerPool:
             except TimeoutError as error:
                 raise DeadlineError(f"{what}: no agent worker was up before its deadline") from error
         return min(up, key=lambda worker: self._num_playing[worker])
+
+
+def lost_group(request: GroupRequest, *, error: str) -> GroupResult:
+    """Of a group that nobody could play: every member ended `infra_error`."""
+    summaries = tuple(
+        EpisodeSummary(
+            uid=ticket.uid,
+            outcome=Outcome.INFRA_ERROR,
+            reward=None,
+            accuracy=None,
+            num_turns=0,
+            num_sampled=0,
+            counts={},
+            timings=Timings(),
+            temperature=ticket.temperature,
+            error=error,
+            num_retries=0,
+        )
+        for ticket in request.tickets
+    )
+    return GroupResult(
+        group=request.tickets[0].group, summaries=summaries, meta=meta_of([], Partition.TRAIN), records=(), attempt=request.attempt
+    )

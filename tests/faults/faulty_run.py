@@ -42,7 +42,7 @@ SMALL = (
     "trainer.val_before_train=false",
     "trainer.total_training_steps=5000",
 )
-WITHOUT_END = ("psrl.restarts.max_restarts=100000",)
+WITHOUT_END = ("psrl.restarts.max_restarts=100000", "psrl.max_episode_retries=10")
 
 
 @dataclass

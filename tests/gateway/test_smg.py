@@ -238,7 +238,7 @@ def test_an_smg_that_ends_once_too_often_is_given_up_with_its_last_words(tmp_pat
 
     reports = []
     with pytest.raises(
-        ProcessDiedError, match=r"(?s)SMG died 2 times within 60 s, the last time: it ended with code -9; last words: .*version  1"
+        ProcessDiedError, match=r"(?s)SMG died 2 times within 60 s, the last time: SMG ended with code -9; last words: .*version  1"
     ):
         asyncio.run(asyncio.wait_for(body(), 60))
     assert [report.partition(";")[0] for report in reports] == ["SMG ended with code -9"]

@@ -9,8 +9,11 @@ from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, EndHow, Endpoi
 from psrl.sandbox.reaper_process import start_reaper
 from psrl.types import GroupUid
 
+MAX_CALLS = 100_000
+"""At once. Ray's default of 1000 would let pings wait behind groups, and a worker with many be taken as dead."""
 
-@ray.remote(num_cpus=1, max_restarts=0)
+
+@ray.remote(num_cpus=1, max_restarts=0, max_concurrency=MAX_CALLS)
 class AgentWorkerActor:
     """Episodes, tools and graders; writes trajectories into the data plane."""
 
