@@ -35,6 +35,9 @@ def simulate(
     rest: Annotated[Seconds, typer.Option(help="Seconds from there until it looks for data again.", metavar="LATENCY")] = None,
     sync: Annotated[Seconds, typer.Option(help="Seconds in which a replica takes weights.", metavar="LATENCY")] = None,
     pause: Annotated[Seconds, typer.Option(help="The part of --sync in which it stands still.", metavar="LATENCY")] = None,
+    recompute: Annotated[
+        float | None, typer.Option(help="Seconds by which a replica stands still longer for each turn that a sync interrupts (0).")
+    ] = None,
     equal_share: Annotated[float | None, typer.Option(help="Share of groups with equal rewards, for filter_groups.")] = None,
     failure_rate: Annotated[
         list[str] | None, typer.Option(help="replica=1/3600, worker=1/7200 (per second) or episode=0.01 (share).", metavar="WHAT=RATE")
@@ -67,6 +70,7 @@ def simulate(
         rest=rest,
         sync=sync,
         pause=pause,
+        recompute=recompute,
         equal_share=equal_share,
         failure_rate=tuple(failure_rate or ()),
         restart_s=restart_s,

@@ -48,6 +48,7 @@ def print_report(report: SimulationReport) -> None:
     for gap, share in report.staleness_shares.items():
         console.print(f"  {gap:>3}  {'#' * round(share * BAR_CHARACTERS):<{BAR_CHARACTERS}} {share:.1%}")
     console.print(f"\n  {report.num_steps} updates, {report.seconds:.1f} simulated seconds", style="dim")
+    _warn_of_late_turns(console, [report])
 
 
 def print_sweep(settings: Sequence[tuple[str, ...]], reports: Sequence[SimulationReport]) -> None:
@@ -72,13 +73,25 @@ def print_sweep(settings: Sequence[tuple[str, ...]], reports: Sequence[Simulatio
             f"{1 - report.trainer_waiting:.0%}",
             f"{report.staleness_mean:.2f}",
         )
-    _console().print(table)
+    console = _console()
+    console.print(table)
+    _warn_of_late_turns(console, reports)
 
 
 def print_json(settings: Sequence[tuple[str, ...]], reports: Sequence[SimulationReport]) -> None:
     """A list with one object per setting."""
     rows = [{"settings": list(setting), **report.as_json()} for setting, report in zip(settings, reports, strict=True)]
     print(json.dumps(_finite(rows), indent=2))
+
+
+def _warn_of_late_turns(console: Console, reports: Sequence[SimulationReport]) -> None:
+    late = [report for report in reports if report.late_turns]
+    if late:
+        limits = ", ".join(f"{limit:g}" for limit in sorted({report.request_timeout_s for report in late}))
+        console.print(
+            f"  {max(report.late_turns for report in late)} turns were not answered within "
+            f"gen_actor_rollout_ref.rollout.request_timeout_s={limits}: a run cuts such turns, and their episodes fail. Raise it."
+        )
 
 
 def _console() -> Console:

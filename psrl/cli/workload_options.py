@@ -10,7 +10,7 @@ from typing import Any
 from psrl.errors import ConfigError
 from psrl.simulation import Failures, Workload, measured_workload
 from psrl.simulation.instance import Pace
-from psrl.simulation.measured import MeasuredEpisodes
+from psrl.simulation.measured import MeasuredEpisodes, waits_for_turns
 from psrl.simulation.workload import DrawnEpisodes
 from psrl.types.latency import Latency
 
@@ -36,6 +36,7 @@ class WorkloadOptions:
     rest: str | None = None
     sync: str | None = None
     pause: str | None = None
+    recompute: float | None = None
     equal_share: float | None = None
     failure_rate: tuple[str, ...] = ()
     restart_s: float | None = None
@@ -51,9 +52,12 @@ def read_workload(options: WorkloadOptions, run: Path | None) -> Workload:
     """What was measured in `run`, where one is named, and the options, which win.
 
     Raises:
-        ConfigError: An option cannot be read or has no effect, or nothing says how long turns or updates take.
+        ConfigError: An option cannot be read or has no effect, or nothing says how long turns, updates or syncs take.
     """
     measured = _measured(options, run)
+    if run is not None and waits_for_turns(run) and (options.sync is None or options.pause is None):
+        rule = "was made with psrl.partial_rollout.enable=false: the seconds of its syncs include those in which turns ended"
+        raise ConfigError(key="--from", value=str(run), rule=rule, fix="write --sync and --pause too, both without that time")
     has_turns = any(getattr(options, name) is not None for name in SAY_TURNS)
     if measured is None and options.train is None:
         rule = "nothing says how long an update takes"
@@ -65,6 +69,8 @@ def read_workload(options: WorkloadOptions, run: Path | None) -> Workload:
         workload = measured
     seconds: dict[str, Any] = {name: _latency(name, text) for name in SECONDS if (text := getattr(options, name)) is not None}
     workload = replace(workload, **seconds)
+    if options.recompute is not None:
+        workload = replace(workload, recompute_s=_positive("--recompute", options.recompute))
     if options.equal_share is not None:
         workload = replace(workload, equal_share=_share("--equal-share", options.equal_share))
     return replace(workload, failures=_failures(options, workload.failures))

@@ -18,10 +18,14 @@ class SimulatedCluster:
     """`data.train_batch_size`."""
     num_instances: int
     slots_per_instance: int
+    replicas_per_instance: int = 1
+    """More than one behind a gateway."""
     num_workers: int
     episodes_per_worker: int
     """`agent.max_concurrent_episodes`."""
     episode_timeout_s: float
+    request_timeout_s: float = float("inf")
+    """`rollout.request_timeout_s`."""
     drops_equal_rewards: bool = False
     """`algorithm.filter_groups.enable`."""
     seed: int = 1
@@ -36,9 +40,11 @@ class SimulatedCluster:
             groups_per_buffer=config.data.train_batch_size,
             num_instances=num_instances,
             slots_per_instance=rollout.max_num_seqs * rollout.num_replicas // num_instances,
+            replicas_per_instance=rollout.num_replicas // num_instances,
             num_workers=rollout.agent.num_workers,
             episodes_per_worker=rollout.agent.max_concurrent_episodes,
             episode_timeout_s=rollout.agent.episode_timeout_s,
+            request_timeout_s=rollout.request_timeout_s,
             drops_equal_rewards=config.algorithm.filter_groups.enable,
             seed=config.trainer.seed,
         )
@@ -47,6 +53,16 @@ class SimulatedCluster:
     def num_slots(self) -> int:
         """Turns that all instances sample at once."""
         return self.num_instances * self.slots_per_instance
+
+    @property
+    def num_replicas(self) -> int:
+        """Of all instances."""
+        return self.num_instances * self.replicas_per_instance
+
+    @property
+    def slots_per_replica(self) -> int:
+        """Turns that a replica samples at once."""
+        return self.slots_per_instance // self.replicas_per_instance
 
     @property
     def num_places(self) -> int:

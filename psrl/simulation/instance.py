@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,18 +17,25 @@ from psrl.simulation.events import Event, EventQueue
 from psrl.staleness import InstanceLoad
 from psrl.types import PolicyVersion
 
+RATE_WINDOW_S = 2.0
+"""Over which an engine tells tokens per second."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """Seconds that one unit of work takes while n turns run: base_s + n * per_running_s."""
+    """Seconds that one unit of work takes while n turns run in a replica: base_s + n * per_running_s."""
 
     base_s: float = 1.0
     """1 with work in seconds; with work in tokens, seconds of a decode step."""
     per_running_s: float = 0.0
 
-    def rate(self, num_running: int) -> float:
+    def seconds(self, num_running: float) -> float:
+        """Of one unit of work; `num_running` may be a mean."""
+        return self.base_s + self.per_running_s * num_running
+
+    def rate(self, num_running: float) -> float:
         """Units of work per second, for each turn."""
-        return 1.0 / (self.base_s + self.per_running_s * num_running)
+        return 1.0 / self.seconds(num_running)
 
 
 class Turn:
@@ -59,9 +67,11 @@ class Turn:
 class Instance:
     """One replica, or all of them where a gateway places the turns."""
 
-    def __init__(self, events: EventQueue, *, num_slots: int, pace: Pace, version: PolicyVersion) -> None:
+    def __init__(self, events: EventQueue, *, num_slots: int, pace: Pace, version: PolicyVersion, num_replicas: int = 1) -> None:
+        """`num_slots` of all its replicas, among which turns are spread evenly."""
         self.version = version
         self.num_slots = num_slots
+        self.num_replicas = num_replicas
         self.is_up = True
         self.busy_slot_s = 0.0
         """Integral over time of the turns that run, pauses included."""
@@ -71,6 +81,10 @@ class Instance:
         self._events = events
         self._pace = pace
         self._rate = pace.rate(0)
+        self._worked = 0.0
+        """Work that was done, by all turns."""
+        self._looks: deque[tuple[float, float]] = deque([(events.now_s, 0.0)])
+        """When the load was asked for, and the work that was done by then; from `RATE_WINDOW_S` ago on."""
         self._running: dict[Turn, None] = {}
         self._ends: list[tuple[float, int, Turn]] = []
         """Heap of (clock of work, arrival, turn); turns that were given back are skipped."""
@@ -98,7 +112,13 @@ class Instance:
 
     def load(self, *, tokens_per_work: float) -> InstanceLoad:
         """What the coordinator is told of it."""
-        rate = 0.0 if self._is_paused else self._pace.rate(len(self._running)) * len(self._running)
+        self.read_clock()
+        now_s = self._events.now_s
+        self._looks.append((now_s, self._worked))
+        while len(self._looks) > 1 and self._looks[1][0] <= now_s - RATE_WINDOW_S:
+            self._looks.popleft()
+        since_s, before = self._looks[0]
+        rate = (self._worked - before) / max(RATE_WINDOW_S, now_s - since_s)
         return InstanceLoad(
             num_running=len(self._running),
             num_waiting=len(self._queued),
@@ -129,10 +149,13 @@ class Instance:
         self._plan_next_end()
 
     def pause_and_give_back(self) -> None:
-        """Stand still and end every running turn as it is; those that wait go on waiting."""
+        """Stand still and end every turn as it is: first those that ran, then those that waited, so that they come again in this order."""
         self.pause()
-        for turn in list(self._running):
+        running, waiting = list(self._running), self._waiting()
+        self._queue, self._queued = [], set()
+        for turn in running:
             self._leave_slot(turn)
+        for turn in (*running, *waiting):
             turn.on_end(turn)
 
     def drain(self, on_drained: Callable[[], None]) -> None:
@@ -147,9 +170,9 @@ class Instance:
         self._fill()
 
     def die(self) -> list[Turn]:
-        """Everything in it is lost: the turns that ran or waited, in that order."""
+        """All its turns, those that ran and those that waited, in that order; what they had when they came to it is left of them."""
         self.read_clock()
-        lost = [*self._running, *(turn for *_, turn in sorted(self._queue, key=lambda entry: entry[:2]) if turn in self._queued)]
+        lost = [*self._running, *self._waiting()]
         self._running, self._ends, self._queue, self._queued = {}, [], [], set()
         self.is_up, self._is_paused, self._is_draining, self._on_drained = False, False, False, None
         self._plan_next_end()
@@ -159,6 +182,7 @@ class Instance:
         """Restarted with the weights of `version`."""
         self.read_clock()
         self.is_up, self.version = True, version
+        self._looks = deque([(self._events.now_s, self._worked)])
 
     def read_clock(self) -> None:
         """Count the time until now; before anything that changes who runs, and before the sums are read."""
@@ -172,6 +196,11 @@ class Instance:
                 self.paused_s += elapsed_s
             else:
                 self._clock += elapsed_s * self._rate
+                self._worked += elapsed_s * self._rate * len(self._running)
+
+    def _waiting(self) -> list[Turn]:
+        """In the order in which they would get a slot."""
+        return [turn for *_, turn in sorted(self._queue, key=lambda entry: entry[:2]) if turn in self._queued]
 
     def _fill(self) -> None:
         self.read_clock()
@@ -199,9 +228,9 @@ class Instance:
             self._events.after(0.0, on_drained)
 
     def _plan_next_end(self) -> None:
-        while self._ends and self._ends[0][2] not in self._running:
-            heapq.heappop(self._ends)
-        rate_before, self._rate = self._rate, self._pace.rate(len(self._running))
+        while self._ends and (self._ends[0][2] not in self._running or self._ends[0][0] != self._ends[0][2].ends_at):
+            heapq.heappop(self._ends)  # given back, and perhaps here again with another end
+        rate_before, self._rate = self._rate, self._pace.rate(len(self._running) / self.num_replicas)
         if not self._ends or self._is_paused:
             self._forget_next_end()
             return

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
 from psrl.errors import ConfigError
 from psrl.simulation.workload import EpisodePlan, Failures, Workload
 from psrl.telemetry import names
@@ -57,6 +59,8 @@ class MeasuredEpisodes:
 def measured_workload(run: Path, *, first_step: int = NUM_LEFT_OUT + 1, last_step: int | None = None) -> Workload:
     """What took time in the run of this folder, from `first_step` to `last_step` (None: its last), both included.
 
+    `sync` and `pause` of a run that `waits_for_turns` are 0: nothing says how much of them was waiting.
+
     Raises:
         ConfigError: It is no run folder, or holds no training episodes or no finished steps there.
     """
@@ -79,18 +83,26 @@ def measured_workload(run: Path, *, first_step: int = NUM_LEFT_OUT + 1, last_ste
         fix = "name a folder runs/<recipe>/<start time> of a run of some steps, made with trainer.trajectories_per_step=0"
         raise ConfigError(key="--from", value=str(run), rule=rule, fix=fix)
     plans = [plan for group in groups.values() for plan in group]
+    synced = [] if waits_for_turns(run) else [step for step in steps if names.SYNC_PAUSED_SECONDS_MEAN in step]
     work, tokens = (sum(sum(row) for row in rows) for rows in ([p.work for p in plans], [p.num_tokens for p in plans]))
     return Workload(
         episodes=MeasuredEpisodes(groups=tuple(map(tuple, groups.values()))),
         train=_seen(step[names.STEP_SECONDS] * step[names.time_share(TimeUse.TRAINING)] for step in steps),
         push=_seen(step[names.SYNC_PUSH_SECONDS] for step in steps),
         rest=_seen(step[names.STEP_SECONDS] * step[names.time_share(TimeUse.IDLE)] for step in steps),
-        sync=_seen(step[names.SYNC_PULL_SECONDS_MEAN] for step in steps if names.SYNC_PULL_SECONDS_MEAN in step),
-        pause=_seen(step[names.SYNC_PAUSED_SECONDS_MAX] for step in steps if names.SYNC_PAUSED_SECONDS_MAX in step),
+        sync=_seen(step[names.SYNC_PULL_SECONDS_MEAN] for step in synced),
+        pause=_seen(step[names.SYNC_PAUSED_SECONDS_MEAN] for step in synced),
         equal_share=_share_of(steps, names.GROUPS_FILTERED_COUNT, names.GROUPS_TRAINED_COUNT),
         failures=Failures(episode_share=_retried_share(steps, len(plans) / len(groups))),
         tokens_per_work=tokens / work if work > 0 else 0.0,
     )
+
+
+def waits_for_turns(run: Path) -> bool:
+    """Whether replicas of the run let their turns end before they took weights (`psrl.partial_rollout.enable=false`)."""
+    path = RunFolder.open(run).config
+    settings = yaml.safe_load(path.read_text()) if path.is_file() else None
+    return settings is not None and not settings["psrl"]["partial_rollout"]["enable"]
 
 
 def in_slots_share(steps: list[dict[str, float]]) -> float:

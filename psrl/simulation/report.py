@@ -88,6 +88,9 @@ class SimulationReport:
     """At the end."""
     groups_waiting: int
     """At the end: arrived, and not trained on yet."""
+    late_turns: int
+    """Of the whole run: turns that were not answered within `request_timeout_s`. A run cuts them; here they went on."""
+    request_timeout_s: float
     bound: Bound
 
     def as_json(self) -> dict[str, Any]:
@@ -104,6 +107,7 @@ def report_of(
     episodes: dict[str, int],
     num_in_flight: int,
     num_waiting: int,
+    num_late_turns: int,
 ) -> SimulationReport:
     """Between the first and the last of `marks`."""
     first, last = marks[0], marks[-1]
@@ -140,5 +144,7 @@ def report_of(
         episodes=episodes,
         groups_in_flight=num_in_flight,
         groups_waiting=num_waiting,
+        late_turns=num_late_turns,
+        request_timeout_s=cluster.request_timeout_s,
         bound=bound,
     )

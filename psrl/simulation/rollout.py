@@ -7,10 +7,11 @@ again.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
+from psrl.simulation.agent_worker import AgentWorker
 from psrl.simulation.events import Event, EventQueue
 from psrl.simulation.instance import Instance, Turn
 from psrl.simulation.workload import EpisodePlan, rng_of
@@ -32,42 +33,6 @@ class GroupEnd:
     """Seconds that the kept members' turns were in a slot."""
 
 
-class AgentWorker:
-    """Places for episodes, taken in order of arrival."""
-
-    def __init__(self, num_places: int) -> None:
-        self.is_up = True
-        self.groups: dict[GroupUid, GroupPlay] = {}
-        self._num_free = num_places
-        self._waiting: deque[EpisodePlay] = deque()
-
-    def enter(self, play: EpisodePlay) -> None:
-        """Begin the episode as soon as there is a place."""
-        self._waiting.append(play)
-        self._fill()
-
-    def come_up(self) -> None:
-        """Restarted."""
-        self.is_up = True
-        self._fill()
-
-    def leave(self, play: EpisodePlay) -> None:
-        """The episode has ended, begun or not."""
-        if play.is_playing:
-            play.is_playing = False
-            self._num_free += 1
-            self._fill()
-        else:
-            self._waiting.remove(play)
-
-    def _fill(self) -> None:
-        while self.is_up and self._num_free > 0 and self._waiting:
-            self._num_free -= 1
-            play = self._waiting.popleft()
-            play.is_playing = True
-            play.begin()
-
-
 class EpisodePlay:
     """One episode on its way; `timer` is what it waits for where it does not wait for a turn."""
 
@@ -83,6 +48,7 @@ class EpisodePlay:
         "num_tokens",
         "oldest",
         "plan",
+        "sent_s",
         "slot_s",
         "turn",
         "turn_index",
@@ -97,6 +63,7 @@ class EpisodePlay:
         self.index = index
         self.instance = instance
         self.is_playing = False
+        self.sent_s = 0.0
         self.num_retries = 0
         self._forget()
 
@@ -118,11 +85,15 @@ class EpisodePlay:
         self.group.worker.leave(self)
 
     def truncate(self) -> None:
-        """Its time is up: what it has is graded; nothing to grade where it did not begin."""
-        if not self.is_playing or self.turn_index == len(self.plan.work):
+        """End it now: its whole turns are graded; without any it is `aborted`, and cannot be judged."""
+        if self.turn_index == len(self.plan.work):
             return
         self._stop()
-        self._grade()
+        if self.turn_index > 0:
+            self._grade()
+        else:
+            self.group.worker.leave(self)
+            self.group.failed(self)
 
     def _ask(self) -> None:
         work, num_tokens = self.plan.work[self.turn_index], self.plan.num_tokens[self.turn_index]
@@ -130,6 +101,7 @@ class EpisodePlay:
         self._rollout.submit(self)
 
     def _turn_ended(self, turn: Turn) -> None:
+        self._rollout.answered(self)
         if not turn.is_whole:
             self._rollout.submit(self)  # given back: it goes on with what it has as its prompt
             return
@@ -168,7 +140,7 @@ class EpisodePlay:
         worker = self.group.worker
         worker.leave(self)
         self._rollout.counts["infra_error"] += 1
-        if self.num_retries < self._rollout.max_episode_retries:
+        if self.num_retries < self._rollout.max_episode_retries and not self.group.is_truncated:
             self.num_retries += 1
             self._forget()
             worker.enter(self)
@@ -189,6 +161,7 @@ class GroupPlay:
 
     def __init__(self, rollout: Rollout, admission: Admission, plans: Sequence[EpisodePlan]) -> None:
         self.admission = admission
+        self.is_truncated = False
         self.worker: AgentWorker = rollout.least_loaded_worker()
         self._rollout = rollout
         self._plans = plans
@@ -225,7 +198,8 @@ class GroupPlay:
         del self.worker.groups[self.admission.group]
 
     def truncate(self) -> None:
-        """End all members that play with what they have; those that wait for a place go on."""
+        """End all members with what they have; none is played again."""
+        self.is_truncated = True
         for play in list(self._open.values()):
             play.truncate()
 
@@ -293,6 +267,7 @@ class Rollout:
         episodes_per_worker: int,
         num_needed: int,
         episode_timeout_s: float,
+        request_timeout_s: float,
         max_episode_retries: int,
         failing_share: float,
         seed: int,
@@ -307,9 +282,12 @@ class Rollout:
         self.episode_timeout_s = episode_timeout_s
         self.max_episode_retries = max_episode_retries
         self.counts: Counter[str] = Counter()
+        self.num_late_turns = 0
+        """Answered after more than `request_timeout_s`, or not whole until then."""
         self.groups: dict[GroupUid, GroupPlay] = {}
         self.workers = [AgentWorker(episodes_per_worker) for _ in range(num_workers)]
         self._instances = instances
+        self._request_timeout_s = request_timeout_s
         self._failing_share = failing_share
         self._failures = rng_of(seed, "failing episodes")
         self._on_end = on_end
@@ -338,6 +316,7 @@ class Rollout:
     def submit(self, play: EpisodePlay) -> None:
         """Send a turn to the episode's instance, to another where that one is down, or keep it until one is up."""
         assert play.turn is not None
+        play.sent_s = self.events.now_s
         if not self._instances[play.instance].is_up:
             up = [index for index, instance in enumerate(self._instances) if instance.is_up]
             if not up:
@@ -353,14 +332,20 @@ class Rollout:
             self._homeless.remove(play)
         else:
             self._instances[play.instance].give_back(play.turn)
+            self.answered(play)
+
+    def answered(self, play: EpisodePlay) -> None:
+        """A turn came back from its instance, whole or not."""
+        self.num_late_turns += self.events.now_s - play.sent_s > self._request_timeout_s
 
     def instance_died(self, index: int) -> None:
-        """Its turns are sent again, from their beginning."""
+        """Its turns are sent again, with the parts that were given back before."""
         lost = set(self._instances[index].die())
         for group in self.groups.values():
             for play in group.members_with(lost):
                 assert play.turn is not None
-                play.turn.work, play.turn.oldest = play.plan.work[play.turn_index], None
+                if play.turn.work == play.plan.work[play.turn_index]:
+                    play.turn.oldest = None  # no part of it was
                 self.submit(play)
 
     def instance_is_up(self) -> None:

@@ -25,6 +25,8 @@ TICK_S = 0.5
 """How often the tend loop of a run looks."""
 MOST_EVENTS_PER_STEP = 2_000_000
 """Without an update for so long, none will come: every group is dropped, or every episode fails."""
+NUM_KEPT = 2
+"""Versions that a parameter server holds."""
 START = PolicyVersion(0)
 
 
@@ -56,7 +58,13 @@ class Simulation:
         self._cluster, self._workload, psrl = cluster, workload, cluster.psrl
         self._events = EventQueue()
         self._instances = [
-            Instance(self._events, num_slots=cluster.slots_per_instance, pace=workload.pace, version=START)
+            Instance(
+                self._events,
+                num_slots=cluster.slots_per_instance,
+                pace=workload.pace,
+                version=START,
+                num_replicas=cluster.replicas_per_instance,
+            )
             for _ in range(cluster.num_instances)
         ]
         ledger = StalenessLedger(
@@ -71,6 +79,7 @@ class Simulation:
             episodes_per_worker=cluster.episodes_per_worker,
             num_needed=psrl.rollout_n,
             episode_timeout_s=cluster.episode_timeout_s,
+            request_timeout_s=cluster.request_timeout_s,
             max_episode_retries=psrl.max_episode_retries,
             failing_share=workload.failures.episode_share,
             seed=cluster.seed,
@@ -126,6 +135,7 @@ class Simulation:
             episodes={**self._rollout.counts, "in flight": self._rollout.num_open},
             num_in_flight=len(self._admissions),
             num_waiting=len(self._arrived),
+            num_late_turns=self._rollout.num_late_turns,
         )
 
     # ------------------------------------------------------------ feed
@@ -270,7 +280,9 @@ class Simulation:
         self._changed()
 
     def _instance_comes_up(self, index: int) -> None:
-        version = self._coordinator.latest
+        latest, served = self._coordinator.latest, self._instances[index].version
+        is_held = served == START or latest - served < NUM_KEPT
+        version = served if is_held else latest
         self._instances[index].come_up(version)
         self._coordinator.instance_is_up(index, version)
         self._rollout.instance_is_up()

@@ -1,4 +1,8 @@
-"""Instances taking newer weights: staged while they play, then a pause in the way that `psrl.partial_rollout` asks for."""
+"""Instances taking newer weights: staged while they play, then a pause in the way that `psrl.partial_rollout` asks for.
+
+The keys of turns that a sync interrupts are computed again with the newer weights; the instance decodes nothing meanwhile, and this is
+counted into its pause.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +54,9 @@ class InstanceSyncs:
             if not self._partial_rollout.enable:
                 instance.drain(drained)
             else:
+                recompute_s = self._workload.recompute_s * instance.num_running / instance.num_replicas
                 (instance.pause_and_give_back if self._partial_rollout.interrupt_as_prompt else instance.pause)()
-                self._events.after(pause_s, swapped)
+                self._events.after(pause_s + recompute_s, swapped)
 
         def drained() -> None:
             if is_still_on():

@@ -101,6 +101,8 @@ class Workload:
     """Until an instance that begins to take them serves them; it plays on meanwhile, but for `pause`."""
     pause: Latency = NOTHING
     """The end of `sync`, in which the instance stands still."""
+    recompute_s: float = 0.0
+    """By which a replica stands still longer for each turn that the sync interrupts: its keys are computed again."""
     equal_share: float = 0.0
     """Share of groups whose rewards are all equal: `algorithm.filter_groups.enable` drops them."""
     failures: Failures = field(default_factory=Failures)

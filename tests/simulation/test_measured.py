@@ -66,7 +66,8 @@ def run(tmp_path):
             names.time_share(TimeUse.IDLE): 0.25 / 8.0,
             names.SYNC_PUSH_SECONDS: 0.5,
             names.SYNC_PULL_SECONDS_MEAN: 0.75,
-            names.SYNC_PAUSED_SECONDS_MAX: 0.25,
+            names.SYNC_PAUSED_SECONDS_MAX: 0.5,
+            names.SYNC_PAUSED_SECONDS_MEAN: 0.25,
             names.GROUPS_FILTERED_COUNT: 2.0,
             names.GROUPS_TRAINED_COUNT: 2.0,
             names.ERRORS_RETRIES_COUNT: 1.0,
@@ -122,6 +123,17 @@ def test_playing_a_run_again_gives_its_steps_back(run):
     report = simulate(cluster(), workload, num_steps=12, num_warmup=2)
     assert report.step_s == pytest.approx(7.75)
     assert report.tokens_per_s == pytest.approx(4 * 6 / 7.75)
+
+
+def test_syncs_of_a_run_that_let_turns_end_first_must_be_said(run):
+    from psrl.cli.workload_options import WorkloadOptions, read_workload
+
+    RunFolder(run).config.write_text("psrl: {partial_rollout: {enable: false}}\n")
+    assert (measured_workload(run).sync.mean(), measured_workload(run).pause.mean()) == (0.0, 0.0)
+    with pytest.raises(ConfigError, match="--sync and --pause"):
+        read_workload(WorkloadOptions(sync="1"), run)
+    said = read_workload(WorkloadOptions(sync="1", pause="0.5"), run)
+    assert (said.sync.mean(), said.pause.mean(), said.train.mean()) == (1.0, 0.5, 3.0)
 
 
 def test_a_folder_without_steps_is_refused(tmp_path):

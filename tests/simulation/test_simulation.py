@@ -1,6 +1,8 @@
 """Whole runs on virtual time: what can be worked out by hand, what must be conserved, and what the bound says."""
 
+import itertools
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +10,9 @@ from simulation_kit import cluster, seconds, workload
 
 import psrl
 from psrl.errors import TooManyFailuresError
-from psrl.simulation import Failures, bound_of, simulate
-from psrl.simulation.simulation import TICK_S
+from psrl.simulation import Failures, Workload, bound_of, simulate
+from psrl.simulation.instance import Pace
+from psrl.simulation.simulation import NUM_KEPT, TICK_S, Simulation
 from psrl.simulation.workload import DrawnEpisodes, rng_of
 
 LONG_TAIL = "lognormal:median=1,sigma=1,max=20"
@@ -80,6 +83,44 @@ def test_redundant_members_cost_what_they_use_until_the_group_ends():
     assert bound_of(cluster(redundant_episodes=1), workload(1.0)).engines == pytest.approx(4 / 3)
 
 
+SLOWER_WITH_MORE = Pace(base_s=0.01, per_running_s=0.005)
+
+
+def check_the_bound(turn, tool, turns, **more):
+    episodes = DrawnEpisodes(turn=seconds(turn), tool=seconds(tool), min_turns=turns[0], max_turns=turns[1], is_work_in_tokens=True)
+    work = Workload(episodes=episodes, pace=SLOWER_WITH_MORE, tokens_per_work=1.0)
+    report = run(cluster(batch=8, slots=32, rollout_n=4, staleness=4, **more), work, steps=50, warmup=60)
+    assert report.bound_share < 1.02, (report.bound_by, turn, tool, turns, more)
+
+
+@pytest.mark.parametrize("limit", [{"max_groups_in_flight": 2}, {"places": 16}])
+def test_what_limits_before_the_slots_are_full_is_bounded_at_its_own_pace(limit):
+    # 8 or 16 turns run at 0.01 + 0.005 each; with all 32 slots full a turn would take twice as long.
+    check_the_bound("100", 0, (1, 1), **limit)
+    check_the_bound("lognormal:median=60,sigma=1,max=600", 3, (1, 3), **limit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [{"max_groups_in_flight": 2}, {"places": 16}, {}])
+@pytest.mark.parametrize("turn", ["100", "lognormal:median=60,sigma=1,max=600"])
+def test_no_simulated_throughput_passes_its_bound(turn, limit):
+    for tool, turns, redundant, instances in itertools.product((0, 3), ((1, 1), (1, 3)), (0, 2), (1, 2)):
+        check_the_bound(turn, tool, turns, redundant_episodes=redundant, instances=instances, **limit)
+
+
+def test_an_instance_comes_back_with_the_weights_that_it_had_while_they_are_held():
+    simulation = Simulation(cluster(staleness=4), workload(1.0, train=1.0))
+    simulation.run(num_steps=6, num_warmup=0)
+    instance, coordinator = simulation._instances[0], simulation._coordinator
+    latest = coordinator.latest
+    for served, expected in ((latest - 1, latest - 1), (latest - 2, latest), (0, 0)):
+        instance.die()
+        instance.version = served
+        coordinator.instance_is_down(0)
+        simulation._instance_comes_up(0)
+        assert instance.version == coordinator.instances[0].version == expected
+
+
 @pytest.mark.parametrize("more", [{}, {"redundant_groups": 2}, {"redundant_episodes": 1, "redundant_groups": 1}])
 def test_throughput_grows_with_staleness_up_to_the_bound(more):
     work = workload(LONG_TAIL, tool=0.1, turns=(1, 3), train=1.0, sync=0.2, pause=0.05)
@@ -148,9 +189,52 @@ def test_a_group_that_takes_too_long_is_replaced_or_cut():
 
     work = workload("pareto:min=0.5,alpha=0.8,max=500", train=0.5)
     plain = run(cluster(batch=4, slots=32), work)
-    for action in ("retry", "truncate", "null"):
+    # Episodes of one turn have nothing to grade when they are cut: their groups are short of members.
+    for action, fate in (("retry", "issued again"), ("truncate", "dropped"), ("null", "null")):
         settings = ProactiveFilterConfig(action=action, time_limit_s=5.0, max_per_step=100)
-        assert run(cluster(batch=4, slots=32, proactive_filter=settings), work).step_s < 0.5 * plain.step_s, action
+        report = run(cluster(batch=4, slots=32, proactive_filter=settings), work)
+        assert report.step_s < 0.5 * plain.step_s, action
+        assert report.groups[fate] > 20, action
+
+
+def truncating(**more):
+    from psrl.config.asynchrony import ProactiveFilterConfig
+
+    return cluster(proactive_filter=ProactiveFilterConfig(action="truncate", time_limit_s=12.0, max_per_step=100), **more)
+
+
+def test_whole_turns_of_a_truncated_group_are_trained_on():
+    # Three turns of 10 s, cut at the first look after 12 s: one turn each. Then 1 s of training.
+    report = run(truncating(), workload(10.0, turns=(3, 3), train=1.0))
+    assert 12.0 <= report.step_s - 1.0 <= 12.0 + 2 * TICK_S
+    assert set(report.groups) == {"admitted", "trained"}
+
+
+@pytest.mark.parametrize("incomplete", ["drop", "allow_partial"])
+def test_members_that_wait_for_a_place_when_they_are_truncated_are_lost(monkeypatch, incomplete):
+    # Two places for two groups of two: the second group has not begun when it is cut, and each time it is issued anew.
+    monkeypatch.setattr("psrl.simulation.simulation.MOST_EVENTS_PER_STEP", 100_000)
+    small = truncating(places=2, max_groups_in_flight=2, incomplete_groups=incomplete, min_group_size=1)
+    report = run(small, workload(10.0, turns=(3, 3), train=1.0))
+    assert report.groups["dropped"] > 0 and report.episodes["given up"] >= 2 * report.groups["dropped"]
+
+
+def test_turns_that_no_run_would_wait_for_are_counted():
+    # 2 groups of 2 on 2 slots, 1 s a turn: half of the turns wait for 1 s and are answered after 2 s.
+    def late(timeout_s):
+        return run(replace(cluster(slots=2), request_timeout_s=timeout_s), workload(1.0, train=3.0), steps=20, warmup=0).late_turns
+
+    assert (late(2.5), late(1.5)) == (0, 40)
+
+
+def test_keys_that_a_sync_makes_an_instance_compute_again_lengthen_its_pause():
+    # As in the test of the pause above, 5 s a step: 4 turns run at each sync, 0.25 s each. None where they end first.
+    from psrl.config.asynchrony import PartialRolloutConfig
+
+    for partial, step_s in (({}, 6.0), ({"interrupt_as_prompt": True}, 6.0), ({"enable": False}, 5.0)):
+        settings = cluster(staleness=1, partial_rollout=PartialRolloutConfig(**partial))
+        report = run(settings, workload(4.0, sync=1.0, pause=1.0, train=0.5, recompute_s=0.25))
+        assert report.step_s == pytest.approx(step_s), partial
 
 
 def test_a_run_in_which_no_episode_can_succeed_says_so(monkeypatch):
@@ -170,5 +254,6 @@ def test_ten_thousand_episodes_take_seconds():
 def test_the_simulator_looks_as_often_and_admits_as_much_as_the_driver():
     loops = Path(psrl.__file__).parent / "runtime" / "loops"  # read, not imported: it would bring ray
     assert f"TICK_S = {TICK_S}\n" in (loops / "tend.py").read_text()
+    assert f"NUM_KEPT = {NUM_KEPT}\n" in (loops.parent / "actors" / "node_weights.py").read_text()
     assert "agent.num_workers * agent.max_concurrent_episodes // self._episodes_per_group" in (loops / "run.py").read_text()
     assert cluster(redundant_episodes=1).max_groups_in_flight == 1000 // 3
