@@ -15,7 +15,6 @@ from psrl.errors import ActorDiedError, DeadlineError, ProcessDiedError, PsrlErr
 from psrl.processes.kept import RestartHistory, RestartLimit
 from psrl.runtime.supervision import Suspicion, answer_of, end_of, first_done, look_of
 
-LOOK_DEADLINE_S = 10.0
 GRACE_FOR_THE_WATCH_S = 0.5
 Died = Callable[[str, str], None]
 """Is told which process died and is started again, and why."""
@@ -149,7 +148,7 @@ class KeptActor:
     async def answers(self, handle: ray.actor.ActorHandle) -> bool:
         """Whether `handle` lives; one that does not is suspected, so that it is replaced."""
         try:
-            await look_of(self.name, handle.__ray_ready__.remote(), LOOK_DEADLINE_S)
+            await look_of(self.name, handle.__ray_ready__.remote(), self._limits.silent_after_s)
         except (ProcessDiedError, DeadlineError) as error:
             self.suspect(handle, str(error))
             return False
@@ -189,7 +188,7 @@ class KeptActor:
         await answer_of(f"start of {self.name}", self._prepare(self.handle), self._limits.startup_s)
 
     async def _go_up(self) -> None:
-        place = await look_of(self.name, self.handle.__ray_call__.remote(ActorProcess.of), LOOK_DEADLINE_S)
+        place = await look_of(self.name, self.handle.__ray_call__.remote(ActorProcess.of), self._limits.startup_s)
         self._process = place
         self._suspicion.drop()  # what was suspected until now was said of its predecessor
         self._up.set()
