@@ -97,7 +97,10 @@ def measure_syncs(folder: Path, shape: str, *, num_replicas: int, rounds: int, t
     )  # fmt: skip
     server = ParameterServerActor.remote(num_kept=2)
     trainer = TrainWorkerActor.options(name=f"train-worker-of-{num_replicas}-{shape}").remote(settings=settings)
-    replicas = [EngineReplicaActor.remote(index=n, model=model, rollout=rollout, log_folder=folder) for n in range(num_replicas)]
+    replicas = [
+        EngineReplicaActor.remote(index=n, model=model, rollout=rollout, log_folder=folder, weight_sync_s=WAIT_S)
+        for n in range(num_replicas)
+    ]
     try:
         ray.get(trainer.load.remote(ray.get(trainer.rendezvous.remote(), timeout=WAIT_S)), timeout=WAIT_S)
         ray.get([replica.start.remote() for replica in replicas], timeout=WAIT_S)

@@ -11,6 +11,9 @@ from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
 DEFAULTS = {leaf.key: leaf.default for leaf in leaves_of(PsrlConfig, "psrl.")}
+REQUEST_TIMEOUT = "gen_actor_rollout_ref.rollout.request_timeout_s"
+SYNC_MARGIN_S = 60
+"""Proposed beyond the longest turn, for the weights themselves."""
 SYNC_THRESHOLDS = ("request_num", "throughput", "kv_cache")
 """Policies of `psrl.sync.policy` with a setting of their own, which has their name."""
 
@@ -58,6 +61,14 @@ def _check_partial_rollout(config: Config) -> None:
         because, fix = "psrl.staleness=0: no replica samples while it takes newer weights", "set psrl.staleness=1 or more"
         keys = ["psrl.partial_rollout.enable"] if psrl.routing.migrate else ["psrl.partial_rollout.enable", key]
         _refuse_dead(config, keys, because=because, fix=fix)
+    turn_s, sync_s = config.gen_actor_rollout_ref.rollout.request_timeout_s, psrl.deadlines.weight_sync_s
+    if not psrl.partial_rollout.enable and turn_s >= sync_s:
+        rule = (
+            f"lets turns end before newer weights are taken: as long as {REQUEST_TIMEOUT}={turn_s:g} allows, "
+            f"which psrl.deadlines.weight_sync_s={sync_s:g} cuts off"
+        )
+        fix = f"set psrl.deadlines.weight_sync_s={turn_s + SYNC_MARGIN_S:g}, or {REQUEST_TIMEOUT} below {sync_s:g}"
+        _refuse(config, "psrl.partial_rollout.enable", rule, fix)
 
 
 def _check_routing(config: Config) -> None:

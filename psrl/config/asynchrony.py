@@ -8,9 +8,11 @@ class PartialRolloutConfig:
     """What happens to turns that are being sampled when their replica takes newer weights."""
 
     enable: bool = True
-    """They are interrupted and go on with the newer weights; false lets them end first, and new ones wait."""
+    """They are interrupted and go on with the newer weights; false lets them end first, and new ones wait (then
+    deadlines.weight_sync_s must be above rollout.request_timeout_s)."""
     interrupt_as_prompt: bool = False
-    """The replica gives back what it sampled, and the turn is sent again with it as prompt (it may move); false: it goes on in place."""
+    """The replica gives back what it sampled, and the turn is sent again with it as prompt, to the same replica (another only with
+    routing.migrate); false: it goes on in place."""
 
 
 @dataclass(kw_only=True)
@@ -22,9 +24,9 @@ class SyncConfig:
     request_num: int = 0
     """Of `request_num`: when at most so many of its episodes are in flight."""
     throughput: float = 0.5
-    """Of `throughput`: when it samples fewer tokens per second than this share of its best."""
+    """Of `throughput`: when it samples fewer tokens per second than this share of its best; above 0."""
     kv_cache: float = 0.3
-    """Of `kv_cache`: when at most this share of its cache is in use."""
+    """Of `kv_cache`: when the keys of its running turns are at most this share of what rollout.max_num_seqs turns of full length have."""
 
 
 @dataclass(kw_only=True)

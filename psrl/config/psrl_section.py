@@ -12,7 +12,9 @@ class DeadlinesConfig:
 
     startup_s: float = 180.0
     train_step_s: float = 1800.0
-    weight_sync_s: float = 120.0
+    weight_sync_s: float = 180.0
+    """Of a push, and of a pull; with partial_rollout.enable=false a pull waits for running turns, so that it must be above
+    rollout.request_timeout_s."""
     data_plane_s: float = 60.0
     stall_s: float = 60.0
     """Without any progress for so long, the watchdog says what is outstanding and who holds it."""
@@ -48,7 +50,7 @@ class PsrlConfig:
     """A group that lost members for good: `drop` it and refill, or `allow_partial` down to min_group_size."""
     min_group_size: int = 2
     max_infra_error_rate: float = 0.5
-    """Share of the last 64 episodes that may end infra_error before the run stops with the cause."""
+    """Share of the last 64 episodes that may end infra_error before the run stops with the cause; 1 sets no limit."""
     ray_address: str = "local"
     """`local` starts Ray on this machine, `auto` joins a running cluster."""
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)

@@ -115,7 +115,7 @@ BOUNDS: dict[str, Bounds] = {
     "psrl.max_reissues": NOT_NEGATIVE,
     "psrl.max_groups_in_flight": NOT_NEGATIVE,
     "psrl.sync.request_num": NOT_NEGATIVE,
-    "psrl.sync.throughput": SHARE,
+    "psrl.sync.throughput": Bounds(above=0, at_most=1),
     "psrl.sync.kv_cache": SHARE,
     "psrl.proactive_filter.time_limit_s": SECONDS,
     "psrl.proactive_filter.max_per_step": COUNT,

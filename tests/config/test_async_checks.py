@@ -15,6 +15,7 @@ STALE = "psrl.staleness=1"
 MIGRATE = "psrl.routing.migrate=true"
 AS_PROMPT = "psrl.partial_rollout.interrupt_as_prompt=true"
 GATEWAY = "psrl.rollout_gateway.enable=true"
+TURN_S = "gen_actor_rollout_ref.rollout.request_timeout_s"
 
 # (overrides, key of the error, words of rule and fix)
 WRONG = [
@@ -25,6 +26,9 @@ WRONG = [
     ([STALE, "psrl.partial_rollout.enable=false", AS_PROMPT], AS_PROMPT.split("=")[0], "set psrl.partial_rollout.enable=true"),
     (["psrl.partial_rollout.enable=false"], "psrl.partial_rollout.enable", "set psrl.staleness=1"),
     ([AS_PROMPT], AS_PROMPT.split("=")[0], "set psrl.staleness=1"),
+    ([STALE, "psrl.partial_rollout.enable=false", f"{TURN_S}=180"], "psrl.partial_rollout.enable", "set psrl.deadlines.weight_sync_s=240"),
+    ([STALE, "psrl.partial_rollout.enable=false", "psrl.deadlines.weight_sync_s=30"], "psrl.partial_rollout.enable", f"{TURN_S} below 30"),
+    ([STALE, "psrl.sync.policy=throughput", "psrl.sync.throughput=0"], "psrl.sync.throughput", "above 0"),
     (["psrl.routing.policy=random"], "psrl.routing.policy", "num_replicas=2"),
     (["psrl.routing.sticky=trajectory"], "psrl.routing.sticky", "one replica"),
     ([MIGRATE, AS_PROMPT], "psrl.routing.migrate", "one replica"),
@@ -48,6 +52,8 @@ RIGHT = [
     ["psrl.staleness=2", "psrl.redundant_groups=4", "psrl.redundant_episodes=2", "transfer_queue.total_storage_size=600"],
     ["psrl.proactive_filter.action='null'"],
     [STALE, "psrl.sync.policy=throughput", "psrl.sync.throughput=0.9", "psrl.partial_rollout.enable=false"],
+    [STALE, "psrl.partial_rollout.enable=false", f"{TURN_S}=600", "psrl.deadlines.weight_sync_s=601"],
+    [STALE, f"{TURN_S}=600"],
     [TWO, MIGRATE, AS_PROMPT, "psrl.routing.policy=cache_aware"],
     ["psrl.redundant_episodes=1", AS_PROMPT],
     ["psrl.redundant_groups=2", "psrl.max_groups_in_flight=18", "psrl.max_reissues=0"],

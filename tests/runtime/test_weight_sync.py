@@ -2,6 +2,7 @@
 # ruff: noqa: ASYNC110 (polling the metrics route is the point)
 
 import asyncio
+import json
 import os
 import signal
 
@@ -114,6 +115,29 @@ def test_a_sync_inside_a_turn_does_with_it_what_its_mode_says(parts, server, mod
     load = wait(replicas[0].load.remote())
     assert (load.num_running, load.num_waiting) == (0, 0)
     assert load.tokens_per_s > 0
+
+
+def test_a_sync_that_lets_turns_end_has_the_time_of_its_deadline_and_no_other(parts, server, folder, tmp_path):
+    worker, _, _ = parts
+    version = next_version(server)
+    wait(worker.push.remote(server, version))
+    (tmp_path / "script.json").write_text(json.dumps({"turns": [{"token_ids": [5], "per_token_s": 0.1}]}))
+    replica = replica_actor(folder, tmp_path, 9, weight_sync_s=5.0, script_path=str(tmp_path / "script.json"))
+
+    async def body(engine):
+        running = asyncio.create_task(engine.generate(turn("t", max_tokens=300)))  # half a minute
+        async with asyncio.timeout(WAIT_S):
+            while (await engine.metrics())["psrl_engine_running"] < 1:
+                await asyncio.sleep(0)
+        try:
+            with pytest.raises(EngineError, match=r"/pause\?mode=wait.*no answer within 5 s"):
+                await replica.sync.remote(server, version, "wait")
+        finally:
+            await engine.abort()
+        return await running
+
+    assert set(beside(wait(replica.start.remote()), body).policy_versions) == {0}
+    wait(replica.stop.remote())
 
 
 def test_replicas_of_a_node_map_the_one_copy_that_was_pushed(parts, server):

@@ -41,10 +41,12 @@ def train_worker(folder: Path, **options):
     return worker
 
 
-def replica_actor(folder: Path, log_folder: Path, index: int, **options):
-    rollout = RolloutConfig(num_threads=1, max_num_seqs=8, prompt_length=64, response_length=1000)
+def replica_actor(folder: Path, log_folder: Path, index: int, *, weight_sync_s: float = WAIT_S, script_path: str | None = None, **options):
+    """With a script the engine is the scripted one."""
+    engine = {"name": "torch"} if script_path is None else {"name": "scripted", "script_path": script_path}
+    rollout = RolloutConfig(**engine, num_threads=1, max_num_seqs=8, prompt_length=64, response_length=1000)
     settings = {"index": index, "model": ModelConfig(path=str(folder)), "rollout": rollout, "log_folder": log_folder}
-    return EngineReplicaActor.options(**options).remote(**settings)
+    return EngineReplicaActor.options(**options).remote(**settings, weight_sync_s=weight_sync_s)
 
 
 def engines() -> list[psutil.Process]:

@@ -39,10 +39,17 @@ class SyncResult:
 class EngineReplicaActor:
     """One replica. Its server dies with this process, whatever ends it."""
 
-    def __init__(self, *, index: int, model: ModelConfig, rollout: RolloutConfig, log_folder: Path, port: int = 0) -> None:
-        """`port`: where the server listens, 0 takes a free one; a replica that takes another's place takes its port."""
+    def __init__(
+        self, *, index: int, model: ModelConfig, rollout: RolloutConfig, log_folder: Path, weight_sync_s: float, port: int = 0
+    ) -> None:
+        """Make it; nothing is started.
+
+        `weight_sync_s` bounds each call of a sync to the server; a pause with `wait` lasts as long as the longest running turn.
+        `port`: where the server listens, 0 takes a free one; a replica that takes another's place takes its port.
+        """
         self._name = f"engine replica {index}"
         self._rollout = rollout
+        self._weight_sync_s = weight_sync_s
         self._command = engine_command(model, rollout)
         self._log_path = log_folder / f"engine-{index}.log"
         self._process = self._new_process(port, is_paused=False)
@@ -55,7 +62,8 @@ class EngineReplicaActor:
             self._process = self._new_process(self._process.port, is_paused=True)
         await self._process.start(self._rollout.startup_timeout_s)
         if self._replica is None:
-            self._replica = HttpReplica(self._process.url, request_timeout_s=self._rollout.request_timeout_s)
+            timeouts = {"request_timeout_s": self._rollout.request_timeout_s, "control_timeout_s": self._weight_sync_s}
+            self._replica = HttpReplica(self._process.url, **timeouts)
         return self._process.url
 
     async def restart(self) -> str:
