@@ -21,23 +21,25 @@ class OptimConfig:
 
 @dataclass(kw_only=True)
 class ActorConfig:
-    """How a batch of trajectories becomes an update; names and meanings are verl's."""
+    """How a batch of trajectories becomes an update. Names and meanings are verl's where verl has them, but for `loss_agg_mode`,
+    `policy_loss` and `old_logprobs`, which say what they are in verl."""
 
     optim: OptimConfig = field(default_factory=OptimConfig)
     policy_loss: str = "ppo_clip"
-    """A name of `algorithms.losses`: `ppo_clip`, or `reinforce` (no ratio, for importance weights instead of clipping)."""
+    """A name of `algorithms.losses`: `ppo_clip`, or `reinforce` (no ratio, for importance weights instead of clipping). verl's is
+    `policy_loss.loss_mode`, with other names."""
     clip_ratio_low: float = 0.2
     clip_ratio_high: float = 0.2
     """Above clip_ratio_low gives DAPO's clip-higher."""
     clip_ratio_c: float = 3.0
     """Dual clip: bound of the loss where the advantage is negative."""
     loss_agg_mode: str = "token_mean"
-    """`token_mean`, `seq_mean` or `turn_mean`."""
+    """`token_mean` (verl: token-mean), `seq_mean` (verl: seq-mean-token-mean) or `turn_mean` (verl has none)."""
     entropy_coeff: float = 0.0
     use_kl_loss: bool = False
     kl_loss_coef: float = 0.001
     kl_loss_type: str = "k3"
-    """`k1`, `k2` or `k3` (Schulman, Approximating KL Divergence)."""
+    """`k1`, `k2` or `k3` (Schulman, Approximating KL Divergence); of verl's other names, low_var_kl is k3."""
     ppo_epochs: int = 1
     ppo_mini_batch_size: int = 0
     """Groups in one optimizer step; 0 takes the whole batch."""
@@ -45,8 +47,9 @@ class ActorConfig:
     """Most tokens in one micro-batch of one rank."""
     grad_clip: float = 1.0
     old_logprobs: str = "rollout"
-    """Policy that the ratio is against: `rollout` (the one that sampled; verl's bypass_mode) or `recompute` (the weights at the start
-    of the buffer: decoupled PPO, with algorithm.rollout_correction.rollout_is between the two)."""
+    """Policy that the ratio is against: `rollout` (the one that sampled) or `recompute` (the weights at the start of the buffer:
+    decoupled PPO, with algorithm.rollout_correction.rollout_is between the two). verl's is rollout_correction.bypass_mode, true for
+    `rollout`; its default is the other one, `recompute`."""
     gradient_checkpointing: bool = False
     num_threads: int = 0
     """CPU threads of each train worker; 0 shares the machine's cores among the ranks."""

@@ -11,7 +11,8 @@ class FilterGroupsConfig:
 
     enable: bool = False
     max_num_gen_batches: int = 10
-    """Batches of tasks to try for one step; then the run stops with the histogram of pass rates."""
+    """Groups that may be filtered between two steps, in batches of tasks, times (psrl.staleness + 1), because groups of several steps
+    may arrive before the first; with more the run stops with the histogram of pass rates."""
 
 
 @dataclass(kw_only=True)

@@ -352,6 +352,9 @@ def _check_training_sampling(config: Config) -> None:
     if rollout.temperature == 0:
         rule = "greedy episodes of a task are all equal: a group has nothing to compare"
         _refuse(config, f"{GEN}.temperature", rule, f"set {GEN}.temperature=1.0")
+    if rollout.n != 1:
+        rule = "has no effect on training: the episodes of a task are psrl.rollout_n (validation's are train_actor_rollout_ref.rollout.n)"
+        _refuse(config, f"{GEN}.n", rule, f"set psrl.rollout_n={rollout.n}, or {VAL}.n={rollout.n}, and leave {GEN}.n out")
     truncated = [name for name, is_cut in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k > 0)) if is_cut]
     if truncated and actor.old_logprobs == "recompute":
         name = truncated[0]

@@ -11,6 +11,7 @@ installed package. `train_actor_rollout_ref.rollout.*` is an interpolation of it
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cache
@@ -52,6 +53,9 @@ PATH_KEYS = (
     *(f"{rollout}.agent.agent_loop_config_path" for rollout in (GEN_ROLLOUT, TRAIN_ROLLOUT)),
 )
 """Settings that name files: made absolute, because workers may have another working directory."""
+
+
+UNDERSCORED_NUMBER = re.compile(r"[-+]?[\d_.]*\d_\d[\d_.]*(e[-+]?\d+)?", re.IGNORECASE)
 
 
 class Purpose(StrEnum):
@@ -144,6 +148,7 @@ def _name_of(path: Path, given: str) -> str:
 def _check_yaml(path: Path) -> None:
     """Names and types of one YAML file, with its path in the error."""
     try:
+        texts = dict(_texts_of(yaml.compose(path.read_text(), Loader=yaml.SafeLoader), ""))
         content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
         raise ConfigError(key="recipe", value=str(path), rule=f"cannot be read as YAML ({error})", fix="correct the file") from error
@@ -151,7 +156,28 @@ def _check_yaml(path: Path) -> None:
         raise ConfigError(key="recipe", value=str(path), rule="must hold a mapping of settings", fix="write `key: value` lines")
     content.pop("defaults", None)
     for key, value in _flatten(content, ""):
+        _check_underscores(key, value, texts.get(key))
         _check_key_and_type(key, value, where=f" (in {path.name})")
+
+
+def _texts_of(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, str]]:
+    """Each single value as it stands in the file, by dotted key."""
+    for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(value, yaml.ScalarNode):
+            yield f"{prefix}{name.value}", value.value
+        else:
+            yield from _texts_of(value, f"{prefix}{name.value}.")
+
+
+def _check_underscores(key: str, value: Any, text: str | None) -> None:
+    """YAML and Hydra read 1_5 as 15, which may be meant as two bounds, or as a name; in whole numbers it is nothing but a space."""
+    leaf = LEAVES.get(key)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if leaf is None or leaf.base is int or not is_number or text is None or not UNDERSCORED_NUMBER.fullmatch(text.strip()):
+        return
+    rule = f"is read as the number {value:g}: an underscore between digits does not separate"
+    fix = f"write two numbers with decimal points ({key}=0.5_5.0), a name in quotes ('{key}=\"{text.strip()}\"'), or one number without _"
+    raise ConfigError(key=key, value=text.strip(), rule=rule, fix=fix)
 
 
 def _flatten(content: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
@@ -175,6 +201,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
         if override.is_delete() or override.is_add() or override.is_force_add() or override.is_sweep_override():
             rule = "only key=value is possible: settings are neither added, deleted nor swept"
             raise ConfigError(key=key, value=text, rule=rule, fix=f"write {key}=VALUE")
+        _check_underscores(key, override.value(), text.partition("=")[2])
         _check_key_and_type(key, override.value(), where="")
 
 

@@ -58,7 +58,8 @@ class RolloutConfig:
     """Engine: `torch` or `scripted`."""
     num_replicas: int = 1
     n: int = 1
-    """Episodes per validation task (mean@n); training groups have psrl.rollout_n."""
+    """Of train_actor_rollout_ref: episodes per validation task (mean@n). Of gen_actor_rollout_ref: 1; training groups have
+    psrl.rollout_n."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0

@@ -19,7 +19,10 @@ WRONG = [
     ([TOKEN], f"{KEY}.rollout_is", "twice"),
     ([f"{KEY}.rollout_is_threshold=3.0"], f"{KEY}.rollout_is_threshold", "no effect"),
     ([TOKEN, RECOMPUTE, f"{KEY}.rollout_is_threshold=0.5"], f"{KEY}.rollout_is_threshold", "agree"),
-    # YAML and Hydra read 0.5_2 as 0.52
+    # YAML and Hydra read 0.5_2 as 0.52, 1_5 as 15
+    ([TOKEN, RECOMPUTE, f"{KEY}.rollout_is_threshold=1_5"], f"{KEY}.rollout_is_threshold", "as the number 15"),
+    ([f"{KEY}.rollout_rs=token_k1", f"{KEY}.rollout_rs_threshold=1_2"], f"{KEY}.rollout_rs_threshold", "as the number 12"),
+    ([f"{KEY}.rollout_token_veto_threshold=1_0e-4"], f"{KEY}.rollout_token_veto_threshold", "decimal points"),
     ([TOKEN, RECOMPUTE, f"{KEY}.rollout_is_threshold=0.5_2"], f"{KEY}.rollout_is_threshold", "decimal points"),
     ([f"{KEY}.rollout_rs_threshold=2.0"], f"{KEY}.rollout_rs_threshold", "no effect"),
     ([f"{KEY}.rollout_rs=token_k1"], f"{KEY}.rollout_rs_threshold", "needs thresholds"),
@@ -41,6 +44,20 @@ def test_a_wrong_correction_is_refused_with_its_key(tmp_path, overrides, key, wo
         load_config(str(write_recipe(tmp_path)), overrides)
     assert refused.value.key == key
     assert words in str(refused.value)
+
+
+def test_two_bounds_that_yaml_reads_as_one_number_are_refused_in_a_file_too(tmp_path):
+    recipe = write_recipe(tmp_path, "algorithm: {rollout_correction: {rollout_is: token, rollout_is_threshold: 1_5}}\n")
+    with pytest.raises(ConfigError, match="as the number 15") as refused:
+        load_config(str(recipe), [RECOMPUTE])
+    assert refused.value.key == f"{KEY}.rollout_is_threshold"
+
+
+def test_whole_numbers_names_and_quoted_bounds_may_have_underscores(tmp_path):
+    recipe = write_recipe(tmp_path, "algorithm: {rollout_correction: {rollout_is: token, rollout_is_threshold: '1_5'}}\n")
+    config = load_config(str(recipe), [RECOMPUTE, "sft.max_length=1_024", "trainer.experiment_name=run_1_5"])
+    assert config.algorithm.rollout_correction.rollout_is_threshold == "1_5"
+    assert (config.sft.max_length, config.trainer.experiment_name) == (1024, "run_1_5")
 
 
 @pytest.mark.parametrize(

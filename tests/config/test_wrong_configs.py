@@ -105,6 +105,8 @@ WRONG = [
     ([f"{GEN}.temperature=0"], f"{GEN}.temperature", 0.0, f"{GEN}.temperature=1.0"),
     ([f"{GEN}.top_p=0.9", f"{ACTOR}.old_logprobs=recompute"], f"{GEN}.top_p", 0.9, f"{ACTOR}.old_logprobs=rollout"),
     ([f"{GEN}.top_k=50", f"{ACTOR}.old_logprobs=recompute"], f"{GEN}.top_k", 50, f"{GEN}.top_k=0"),
+    ([f"{GEN}.n=4"], f"{GEN}.n", 4, "psrl.rollout_n=4"),
+    ([f"{GEN}.n=4", f"{VAL}.n=1"], f"{GEN}.n", 4, f"{VAL}.n=4"),
     ([f"{VAL}.temperature=0", f"{VAL}.n=4"], f"{VAL}.n", 4, f"{VAL}.n=1"),
     ([f"{VAL}.temperature=0"], "trainer.val_greedy", True, "trainer.val_greedy=false"),
     ([f"{VAL}.response_length=600"], f"{VAL}.response_length", 600, f"{VAL}.response_length=512"),
