@@ -53,7 +53,10 @@ class EngineLoad:
     num_cached_tokens: int
     num_sampled_tokens: int
     cache_usage: float
-    """Share of the KV cache that holds something, 0 to 1."""
+    """Keys of running requests (newer weights make them be computed again) as a share of what as many requests of full length as can
+    run at once would have, 0 to 1."""
+    cache_filled: float
+    """Share of the KV cache that holds keys, those of ended turns included, 0 to 1. It hardly ever falls."""
     tokens_per_s: float
     """Sampled, over the last two seconds."""
 

@@ -238,6 +238,7 @@ def prometheus_text(core: EngineCore) -> str:
         "running": ("gauge", load.num_running),
         "waiting": ("gauge", load.num_waiting),
         "cache_usage": ("gauge", load.cache_usage),
+        "cache_filled": ("gauge", load.cache_filled),
         "tokens_per_s": ("gauge", load.tokens_per_s),
         "prompt_tokens_total": ("counter", load.num_prompt_tokens),
         "cached_tokens_total": ("counter", load.num_cached_tokens),

@@ -59,6 +59,15 @@ def test_random_ids_depend_on_the_prompt_alone_and_differ_between_prompts(core_o
         assert all(-8 <= logprob <= 0 for logprob in one.logprobs)
 
 
+def test_the_cache_counts_what_running_turns_hold(core_of):
+    core = core_of({"token_ids": [5], "per_token_s": 60.0}, max_num_seqs=4, max_model_len=100)
+    box = submit(core, range(1, 41))
+    assert core.load().cache_usage == (40 + 1) / (4 * 100)  # its second token comes in a minute
+    core.abort(None).result(WAIT_S)
+    box.get(timeout=WAIT_S)
+    assert core.load().cache_usage == 0
+
+
 def test_another_seed_draws_other_ids(core_of):
     turns = [FUZZ | {"random": FUZZ["random"] | {"seed": seed}, "finish_reason": "stop"} for seed in (1, 2)]
     assert answer(core_of(turns[0]), [1, 2]).token_ids != answer(core_of(turns[1]), [1, 2]).token_ids

@@ -5,6 +5,7 @@ import json
 import queue
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from psrl.engines.contract import PauseMode, TurnRequest
 from psrl.engines.torch.architecture import read_architecture
 from psrl.engines.torch.core import TorchCore
+from psrl.engines.torch.slots import SlotTable
 from psrl.engines.torch.weights import Layer, Weights, load_folder
 from psrl.errors import EngineError, WeightSyncError
 from psrl.parameter_server.layout import read_tensors
@@ -126,6 +128,23 @@ def test_a_later_turn_computes_only_what_is_new_and_a_group_shares_its_prompt(co
     assert second.cached_tokens == 40 + 24 - 1  # the last sampled token was never fed
     group = generate(core, [[7, 9] * 20] * 6)
     assert sorted(turn.cached_tokens for turn in group) == [0, 39, 39, 39, 39, 39]
+
+
+def test_the_cache_is_in_use_by_running_turns_and_filled_by_ended_ones_too(qwen3_folder):
+    core = core_of(qwen3_folder, max_num_seqs=2, max_model_len=64)
+    try:
+        generate(core, [[n] * 40 for n in (5, 6, 7)], max_tokens=8)
+        load = core.load()
+        assert load.cache_usage == 0  # nothing runs
+        assert load.cache_filled == pytest.approx(3 * 47 / (10 * 64))  # the last token of a turn has no keys
+    finally:
+        core.close()
+    slots = SlotTable(torch.zeros(1, 2, 3, 1, 20, 1), num_slots=3, max_len=10)
+    for prompt in (np.arange(6), np.arange(10, 14)):
+        slots.num_computed[slots.admit(prompt, slots.match(prompt))] = len(prompt)
+    assert (slots.usage(2), slots.filled) == (10 / 20, 10 / 30)
+    slots.release(0)
+    assert (slots.usage(2), slots.filled) == (4 / 20, 10 / 30)
 
 
 def test_cached_and_shared_prefixes_change_no_logprob(core, qwen3_folder):

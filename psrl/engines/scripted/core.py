@@ -136,14 +136,18 @@ class ScriptedCore:
         return self._report
 
     def load(self) -> EngineLoad:
-        """See the contract."""
+        """See the contract. There is no cache: a running turn is counted as if it held keys of all its tokens, an ended one holds none."""
+        with self._wake:
+            num_keys = sum(len(played.request.token_ids) + len(played.versions) for played in self._running)
+        share = num_keys / (self._max_num_seqs * self.max_model_len)
         return EngineLoad(
             num_running=len(self._running),
             num_waiting=len(self._queued),
             num_prompt_tokens=self._num_prompt,
             num_cached_tokens=0,
             num_sampled_tokens=self._num_sampled,
-            cache_usage=0.0,
+            cache_usage=share,
+            cache_filled=share,
             tokens_per_s=self._rate.per_s(),
         )
 

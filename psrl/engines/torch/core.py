@@ -160,7 +160,8 @@ class TorchCore:
             num_prompt_tokens=self._num_prompt,
             num_cached_tokens=self._num_cached,
             num_sampled_tokens=self._num_sampled,
-            cache_usage=self._slots.usage,
+            cache_usage=self._slots.usage(self._max_num_seqs),
+            cache_filled=self._slots.filled,
             tokens_per_s=self._rate.per_s(),
         )
 

@@ -117,9 +117,13 @@ class SlotTable:
         self.num_computed[:] = 0
 
     @property
-    def usage(self) -> float:
-        """Share of the cache's positions that hold keys."""
+    def filled(self) -> float:
+        """Share of the cache's positions that hold keys, of running sequences or ended turns."""
         return float(self.num_computed.sum()) / self.tokens.size
+
+    def usage(self, max_running: int) -> float:
+        """Keys of running sequences as a share of what `max_running` of full length would have."""
+        return float(self.num_computed[: self.num_running].sum()) / (max_running * self.tokens.shape[1])
 
 
 def cache_bytes(shape: Architecture, *, num_slots: int, max_len: int, dtype: torch.dtype) -> int:
