@@ -28,7 +28,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "F64": 8, "F32": 4, "F16": 2, "BF16"
 PROCESS_BYTES = {"plain": 150 * MIB, "torch": 450 * MIB, "ray": 300 * MIB, "smg": 100 * MIB}
 """Resident size of an idle process: of Python with aiohttp; with torch and transformers; of Ray's own head processes together; of SMG."""
 WEIGHT_VERSIONS_KEPT = 2
-"""One that replicas may still read, one that is being written."""
+"""Of `runtime.parameter_server`; a test holds the two equal."""
 SFT_MICRO_BATCH_TOKENS = 16384
 """Of `training.sft`; a test holds the two equal."""
 MEMORY_SHARE = 0.95
@@ -168,7 +168,7 @@ def make_plan(config: Config, machine: Machine, *, with_training: bool = True) -
         *_gateway(config),
         *_of_episodes(config, machine),
         _transfer_queue(config),
-        _parameter_server(config, size),
+        _parameter_server(config, size, with_training=with_training),
     )
     _check_devices(config, machine, with_training=with_training)
     return _checked(Plan(machine=machine, processes=processes))
@@ -211,7 +211,7 @@ def _threads(given: int, machine: Machine, count: int) -> int:
 def _train_workers(config: Config, machine: Machine, size: ModelSize) -> PlannedProcess:
     actor, count = config.train_actor_rollout_ref.actor, config.trainer.num_workers
     dtype_bytes = DTYPE_BYTES[config.train_actor_rollout_ref.model.dtype]
-    # Weights, gradients and AdamW's two moments, divided among the ranks; a flat copy of the weights to publish.
+    # Weights, gradients and AdamW's two moments, divided among the ranks; a copy of the weights to export.
     states = size.num_parameters * dtype_bytes * 4 // count + size.num_parameters * dtype_bytes
     if actor.use_kl_loss:
         states += size.num_parameters * dtype_bytes // count
@@ -245,7 +245,7 @@ def _engine_replicas(config: Config, machine: Machine, size: ModelSize) -> Plann
         weights = 2 * size.num_parameters * DTYPE_BYTES[dtype]
         logits = rollout.max_num_seqs * size.vocab_size * 4 * 3
         memory = PROCESS_BYTES["torch"] + cache + weights + logits
-        reason = f"weights twice during an update {weights / MIB:.0f} MiB; KV cache {cache / MIB:.0f} MiB"
+        reason = f"weights twice while they are read from the disk {weights / MIB:.0f} MiB; KV cache {cache / MIB:.0f} MiB"
     return PlannedProcess(
         role=f"{rollout.name} engine",
         count=rollout.num_replicas,
@@ -311,16 +311,27 @@ def _transfer_queue(config: Config) -> PlannedProcess:
     )
 
 
-def _parameter_server(config: Config, size: ModelSize) -> PlannedProcess:
-    weights = size.num_parameters * DTYPE_BYTES[config.train_actor_rollout_ref.model.dtype]
+def _parameter_server(config: Config, size: ModelSize, *, with_training: bool) -> PlannedProcess:
+    versions = weight_versions_at_once(config) if with_training else 0
+    shared = versions * size.num_parameters * DTYPE_BYTES[config.train_actor_rollout_ref.model.dtype]
     return PlannedProcess(
         role="parameter server",
         count=1,
         num_cores=0,
-        memory_bytes=PROCESS_BYTES["torch"] + WEIGHT_VERSIONS_KEPT * weights,
-        reason=f"{WEIGHT_VERSIONS_KEPT} versions of the weights in shared memory {WEIGHT_VERSIONS_KEPT * weights / MIB:.0f} MiB",
+        memory_bytes=PROCESS_BYTES["plain"] + shared,
+        reason=f"{versions} versions of the weights in shared memory {shared / MIB:.0f} MiB",
         key="train_actor_rollout_ref.model.path",
     )
+
+
+def weight_versions_at_once(config: Config) -> int:
+    """Most versions in the memory that trainer and replicas share: those kept, one that is written, older ones that replicas serve.
+
+    Example:
+        staleness 3 and 8 replicas, 7 being written: 6 and 5 are kept, 4 and 3 may still be served: 5 versions.
+    """
+    served = min(config.gen_actor_rollout_ref.rollout.num_replicas, max(0, config.psrl.staleness - 1))
+    return WEIGHT_VERSIONS_KEPT + 1 + served
 
 
 def _check_devices(config: Config, machine: Machine, *, with_training: bool) -> None:

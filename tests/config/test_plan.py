@@ -9,6 +9,7 @@ from config_files import write_recipe
 from psrl.config.load import Purpose, load_config
 from psrl.config.plan import (
     SFT_MICRO_BATCH_TOKENS,
+    WEIGHT_VERSIONS_KEPT,
     Machine,
     ModelSize,
     kv_cache_bytes,
@@ -83,6 +84,26 @@ def test_the_plan_of_fine_tuning_knows_its_micro_batches():
     from psrl.training.sft import MAX_MICRO_BATCH_TOKENS
 
     assert SFT_MICRO_BATCH_TOKENS == MAX_MICRO_BATCH_TOKENS
+
+
+def test_the_plan_of_weight_versions_knows_how_many_are_kept():
+    from psrl.runtime.parameter_server import NUM_KEPT
+
+    assert WEIGHT_VERSIONS_KEPT == NUM_KEPT
+
+
+def test_versions_in_shared_memory_are_planned_once_for_all_replicas_of_a_node(tmp_path):
+    def shared_bytes(*overrides, **options):
+        config = load_config(str(write_recipe(tmp_path)), ["gen_actor_rollout_ref.rollout.num_threads=1", *overrides])
+        plan = make_plan(config, Machine(num_cores=8, memory_bytes=64 * 2**30), **options)
+        return process(plan, "parameter server").memory_bytes - 150 * 2**20
+
+    weights = 27_776 * 4  # as estimated above
+    eight = "gen_actor_rollout_ref.rollout.num_replicas=8"
+    assert shared_bytes() == shared_bytes(eight) == 3 * weights  # two are kept while one is written
+    assert shared_bytes(eight, "psrl.staleness=3") == 5 * weights  # two older ones may still be served
+    assert shared_bytes("psrl.staleness=3") == 4 * weights  # one replica serves one
+    assert shared_bytes(with_training=False) == 0
 
 
 def test_threads_of_zero_share_the_cores(tmp_path):
