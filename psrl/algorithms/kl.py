@@ -1,7 +1,8 @@
 """Estimates of KL(policy || reference) from sampled tokens (Schulman, Approximating KL Divergence).
 
 With d = log policy - log reference of a token sampled from the policy: k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, low
-variance), k3 = exp(-d) - 1 + d (unbiased, never negative).
+variance), k3 = exp(-d) - 1 + d (unbiased, never negative). Tokens that older weights sampled (psrl.staleness, later updates of a
+buffer) are of another distribution: on them k1 and k3 are biased too, and no importance weight corrects it.
 """
 
 from __future__ import annotations
