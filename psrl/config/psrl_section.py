@@ -13,8 +13,8 @@ class DeadlinesConfig:
     startup_s: float = 180.0
     train_step_s: float = 1800.0
     weight_sync_s: float = 180.0
-    """Of a push, and of a pull; with partial_rollout.enable=false a pull waits for running turns, so that it must be above
-    rollout.request_timeout_s."""
+    """Of a push, and of a pull. With partial_rollout.enable=false a pull has rollout.request_timeout_s more, in which running turns end;
+    each of its calls to the engine has weight_sync_s alone, which must therefore be above rollout.request_timeout_s."""
     data_plane_s: float = 60.0
     stall_s: float = 60.0
     """Without any progress for so long, the watchdog says what is outstanding and who holds it."""
