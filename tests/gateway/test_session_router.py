@@ -83,7 +83,7 @@ def test_a_turn_is_answered_and_captured_exactly():
 
 def test_an_unknown_session_and_a_wrong_secret_are_told_apart_and_give_nothing():
     async def work(client, core, http):
-        one, other = await client.open(session_spec()), await client.open(session_spec())
+        one, other = await client.open(session_spec()), await client.open(session_spec("train-0-000001-e1"))
         statuses = []
         for url, key in (
             (f"{client.url}/sessions/none", one.api_key),
