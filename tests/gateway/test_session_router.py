@@ -175,7 +175,7 @@ def _raw_spec():
 def test_a_message_of_one_megabyte_is_rendered_and_another_session_is_served_meanwhile():
     async def work(client, core, http):
         limits = SessionLimits(max_turns=2, prompt_length=1_000_000, response_length=100)
-        long, short = await client.open(session_spec(limits=limits)), await client.open(session_spec())
+        long, short = await client.open(session_spec(limits=limits)), await client.open(session_spec("train-0-000001-e1"))
         text = "x = 1\n" * (2**20 // 6)
         long_turn = asyncio.create_task(post(http, long, question(text)))
         await asyncio.sleep(0)
@@ -290,7 +290,7 @@ def test_what_the_agent_asks_of_sampling_is_overridden_and_counted_or_refused():
     body = {**question(), "temperature": 0.2, "top_p": 1.0, "presence_penalty": 1.5, "max_tokens": 3}
 
     async def work(client, core, http):
-        lax = await client.open(session_spec())
+        lax = await client.open(session_spec("train-0-000001-e1"))
         strict = await client.open(session_spec(agent_sampling=AgentSampling.REFUSE))
         return await post(http, lax, body), await post(http, strict, body), await client.close(lax, abort=False)
 
@@ -488,7 +488,7 @@ def test_sessions_that_nobody_uses_expire_and_too_many_are_refused():
     async def work(client, core, http):
         first = await client.open(session_spec())
         with pytest.raises(GatewayError, match="too_many_sessions"):
-            await client.open(session_spec())
+            await client.open(session_spec("train-0-000001-e1"))
         while True:
             async with http.get(first.url, headers={"authorization": f"Bearer {first.api_key}"}) as answer:
                 if answer.status == 404:
