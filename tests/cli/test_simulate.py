@@ -53,6 +53,29 @@ def test_a_sweep_has_one_simulation_for_each_value(capsys):
     assert "staleness=1" in capsys.readouterr().out
 
 
+def test_turns_that_a_run_would_cut_are_named_with_the_setting(capsys):
+    # 4 turns of 1 s on 2 slots: two of them wait for 1 s and are answered after 2 s.
+    key = "gen_actor_rollout_ref.rollout.request_timeout_s"
+    for limit, is_named in (("3", False), ("1.5", True)):
+        assert run_psrl(*SMALL, *TURNS, f"{key}={limit}") == 0
+        assert (f"{key}={limit}" in capsys.readouterr().out) == is_named
+    assert run_psrl(*SMALL, *TURNS, "--sweep", f"{key}=3,1.5") == 0
+    assert f"{key}=1.5" in capsys.readouterr().out
+
+
+def test_behind_a_gateway_all_replicas_are_one_instance():
+    from psrl.config.load import Purpose, load_config
+    from psrl.simulation import SimulatedCluster
+
+    replicas = ("gen_actor_rollout_ref.rollout.num_replicas=3", "gen_actor_rollout_ref.rollout.max_num_seqs=4")
+    plain, behind = (
+        SimulatedCluster.of(load_config("retool_tiny", [*replicas, *more], purpose=Purpose.SIMULATION))
+        for more in ((), ("psrl.rollout_gateway.enable=true",))
+    )
+    assert (plain.num_instances, plain.slots_per_instance, plain.slots_per_replica, plain.num_replicas) == (3, 4, 4, 3)
+    assert (behind.num_instances, behind.slots_per_instance, behind.slots_per_replica, behind.num_replicas) == (1, 12, 4, 3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -69,6 +92,7 @@ def test_a_sweep_has_one_simulation_for_each_value(capsys):
         ((*TURNS, "--sweep", "psrl.staleness"), "KEY=A,B"),
         ((*TURNS, "--sweep", "psrl.stalenes=0,1"), "psrl.staleness"),
         ((*TURNS, "--equal-share", "1"), "--equal-share"),
+        ((*TURNS, "--recompute", "-1"), "--recompute"),
         (("--from", "nowhere"), "nowhere"),
         ((*TURNS, "--from-steps", "3-9"), "--from RUN_FOLDER"),
     ],
