@@ -78,7 +78,7 @@ def check_a_run(cluster_, workload_):
     assert report.trainer_training + report.trainer_pushing <= 1.0 + 1e-9
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(clusters(), workloads())
 def test_updates_come_and_everything_is_accounted_for(cluster_, workload_):
     check_a_run(cluster_, workload_)

@@ -122,7 +122,10 @@ def test_an_instance_comes_back_with_the_weights_that_it_had_while_they_are_held
         assert instance.version == coordinator.instances[0].version == expected
 
 
-@pytest.mark.parametrize("more", [{}, {"redundant_groups": 2}, {"redundant_episodes": 1, "redundant_groups": 1}])
+REDUNDANT = ({"redundant_groups": 2}, {"redundant_episodes": 1, "redundant_groups": 1})
+
+
+@pytest.mark.parametrize("more", [{}, *(pytest.param(more, marks=pytest.mark.slow) for more in REDUNDANT)])
 def test_throughput_grows_with_staleness_up_to_the_bound(more):
     work = workload(LONG_TAIL, tool=0.1, turns=(1, 3), train=1.0, sync=0.2, pause=0.05)
     rates = []
