@@ -13,7 +13,7 @@ import ray
 
 from psrl.errors import ActorDiedError, DeadlineError, ProcessDiedError, PsrlError
 from psrl.processes.kept import RestartHistory, RestartLimit
-from psrl.runtime.supervision import Suspicion, answer_of, end_of, first_done, look_of
+from psrl.runtime.supervision import Suspicion, answer_of, end_of, first_done, look_of, ping_of
 
 GRACE_FOR_THE_WATCH_S = 0.5
 Died = Callable[[str, str], None]
@@ -148,7 +148,7 @@ class KeptActor:
     async def answers(self, handle: ray.actor.ActorHandle) -> bool:
         """Whether `handle` lives; one that does not is suspected, so that it is replaced."""
         try:
-            await look_of(self.name, handle.__ray_ready__.remote(), self._limits.silent_after_s)
+            await look_of(self.name, ping_of(handle), self._limits.silent_after_s)
         except (ProcessDiedError, DeadlineError) as error:
             self.suspect(handle, str(error))
             return False

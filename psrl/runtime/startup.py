@@ -101,7 +101,7 @@ def _supervisor_of(cluster: Cluster, config: Config, ray_processes: RayProcesses
     supervisor = Supervisor()
     supervisor.watch("Ray", ray_processes.ended())
     for name, actor in transfer_queue_actors(config.transfer_queue.num_data_storage_units).items():
-        supervisor.watch(name, end_of(actor, silent_after_s=silent_after_s))
+        supervisor.watch(name, end_of(actor, ping=lambda foreign: foreign.__ray_ready__.remote(), silent_after_s=silent_after_s))
     for index, worker in enumerate(cluster.train_workers):
         supervisor.watch(f"train worker {index}", end_of(worker, silent_after_s=silent_after_s))
     for kept in cluster.kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Never, TypeVar
@@ -142,7 +142,18 @@ class Suspicion:
             await asyncio.wait_for(self._raised.wait(), timeout_s)
 
 
-async def end_of(actor: ray.actor.ActorHandle, *, suspicion: Suspicion | None = None, silent_after_s: float = SILENT_AFTER_S) -> str:
+def ping_of(actor: ray.actor.ActorHandle) -> Awaitable[None]:
+    """A call to an actor of psrl's."""
+    return actor.alive.remote()  # type: ignore[no-any-return]
+
+
+async def end_of(
+    actor: ray.actor.ActorHandle,
+    *,
+    ping: Callable[[ray.actor.ActorHandle], Awaitable[object]] = ping_of,
+    suspicion: Suspicion | None = None,
+    silent_after_s: float = SILENT_AFTER_S,
+) -> str:
     """Why an actor cannot be used any more: its process ended, answered nothing for `silent_after_s`, or is suspected. Never returns
     while it can.
 
@@ -152,7 +163,7 @@ async def end_of(actor: ray.actor.ActorHandle, *, suspicion: Suspicion | None = 
     suspicion = suspicion or Suspicion()
     while True:
         try:
-            await look_of("ping", actor.__ray_ready__.remote(), silent_after_s)
+            await look_of("ping", ping(actor), silent_after_s)
         except DeadlineError:
             return f"it answered nothing for {silent_after_s:g} s"
         except ActorDiedError as error:

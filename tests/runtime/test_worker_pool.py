@@ -37,6 +37,9 @@ class Worker:
             await self._changed.wait()
         return GroupResult(group=group, summaries=(), meta=meta_of([], Partition.TRAIN), records=(), attempt=request.attempt)
 
+    async def alive(self) -> None:
+        pass
+
     async def end_group(self, group: str, how: EndHow) -> bool:
         self._told[group] = how
         self._changed.set()

@@ -41,6 +41,9 @@ class AgentWorkerActor:
         """Have a group in flight go on at another instance; how many turns were moved."""
         return await self._worker.move_group(group, instance)
 
+    async def alive(self) -> None:
+        """Answers while this process's event loop goes round; Ray's own calls are answered elsewhere, also when it is blocked."""
+
     async def stop(self) -> None:
         """End sandboxes and graders."""
         await self._worker.stop()

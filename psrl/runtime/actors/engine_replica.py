@@ -123,6 +123,9 @@ class EngineReplicaActor:
         """
         raise EngineError(await self._process.lost())
 
+    async def alive(self) -> None:
+        """Answers while this process's event loop goes round; Ray's own calls are answered elsewhere, also when it is blocked."""
+
     async def stop(self) -> None:
         """End the server."""
         if self._replica is not None:

@@ -33,6 +33,9 @@ class GatewayActor:
         """End both processes."""
         await self._gateway.stop()
 
+    async def alive(self) -> None:
+        """Answers while this process's event loop goes round; Ray's own calls are answered elsewhere, also when it is blocked."""
+
     def _write(self, line: str) -> None:
         with open(self._log, "a") as log:
             log.write(f"{datetime.now().isoformat(timespec='seconds')} {line}\n")

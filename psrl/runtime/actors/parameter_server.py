@@ -62,9 +62,8 @@ class ParameterServerActor:
         """Versions that can be pulled, oldest first."""
         return self._versions.versions
 
-    async def stay(self) -> None:
-        """Never returns: whoever waits for it learns of this process's death."""
-        await asyncio.Event().wait()
+    async def alive(self) -> None:
+        """Answers while this process's event loop goes round; Ray's own calls are answered elsewhere, also when it is blocked."""
 
     async def _notify(self) -> None:
         async with self._push_ended:

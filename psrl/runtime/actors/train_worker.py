@@ -152,9 +152,8 @@ class TrainWorkerActor:
         """The weights as a plain Hugging Face folder."""
         await self._in_thread(lambda: self._the_rank.save_hf(folder))
 
-    async def stay(self) -> None:
-        """Never returns: whoever waits for it learns of this process's death."""
-        await asyncio.Event().wait()
+    async def alive(self) -> None:
+        """Answers while this process's event loop goes round; Ray's own calls are answered elsewhere, also when it is blocked."""
 
     @property
     def _the_rank(self) -> TrainRank:
