@@ -32,6 +32,7 @@ from psrl.rewards.scorer import build_scorer
 from psrl.runtime.endpoint import EndpointRunner, EndpointSessions, NotHere, look_at
 from psrl.runtime.evaluation import EvalSummary
 from psrl.runtime.first_prompts import FirstPrompts
+from psrl.runtime.group_play import Member
 from psrl.runtime.groups import EpisodeSummary, GroupResult, summary_of
 from psrl.runtime.lifetime import unless_stopped
 from psrl.runtime.measures import validation_metrics
@@ -203,7 +204,9 @@ class EndpointEvaluation:
         for episode, _ in played:
             writer.write(episode, step=0)
             self.results.add(episode)
-        summaries: tuple[EpisodeSummary, ...] = tuple(summary_of(episode, num_retries) for episode, num_retries in played)
+        summaries: tuple[EpisodeSummary, ...] = tuple(
+            summary_of(Member(ticket=episode.ticket, episode=episode, num_retries=num_retries)) for episode, num_retries in played
+        )
         self.groups.append(GroupResult(group=GroupUid(task.uid), summaries=summaries, meta=meta_of([], Partition.TRAIN), records=()))
         for ticket in tickets:
             del self._names[ticket.uid]
