@@ -10,7 +10,8 @@ from contextlib import suppress
 from psrl.data_plane import DataPlane, Partition
 from psrl.data_plane.memory import meta_of
 from psrl.errors import ActorDiedError, DeadlineError
-from psrl.runtime.groups import EndHow, EpisodeSummary, GroupRequest, GroupResult
+from psrl.runtime.group_play import EndHow
+from psrl.runtime.groups import EpisodeSummary, GroupRequest, GroupResult
 from psrl.runtime.kept_actor import KeptActor
 from psrl.runtime.supervision import answer_of
 from psrl.types import GroupUid, Outcome, Timings

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ray
 
 from psrl.config.sandbox import engine_url_of
-from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, EndHow, Endpoints, GroupRequest, GroupResult
+from psrl.runtime.group_play import EndHow
+from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, Endpoints, GroupRequest, GroupResult
 from psrl.sandbox.reaper_process import start_reaper
 from psrl.types import GroupUid
 

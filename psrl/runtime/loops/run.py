@@ -21,7 +21,7 @@ from psrl.datasets.source import TaskSource
 from psrl.runtime.board import Board, Candidate, ReadyBuffer
 from psrl.runtime.build import Cluster, group_deadline_s, make_validation
 from psrl.runtime.groups import GroupResult
-from psrl.runtime.lifetime import end_tasks, unless_stopped
+from psrl.runtime.lifetime import unless_stopped
 from psrl.runtime.loops.assemble import AssembleLoop
 from psrl.runtime.loops.feed import FeedLoop
 from psrl.runtime.loops.stall import StallLoop
@@ -31,6 +31,7 @@ from psrl.runtime.loops.train import StepMeters, TrainLoop
 from psrl.runtime.loops.validate import ValidationLoop
 from psrl.runtime.resume_point import Reissue, ResumePoint
 from psrl.runtime.run_record import RunRecord
+from psrl.runtime.supervision import end_tasks
 from psrl.staleness import Coordinator, CoordinatorSettings, StalenessLedger
 from psrl.telemetry.names import TimeUse
 from psrl.telemetry.spans import TimeShares

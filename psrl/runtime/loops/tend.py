@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from psrl.runtime.board import Board, Unwanted
 from psrl.runtime.fleet import Fleet
-from psrl.runtime.groups import EndHow
+from psrl.runtime.group_play import EndHow
 from psrl.runtime.worker_pool import WorkerPool
 from psrl.telemetry import names
 from psrl.telemetry.group_log import Fate
