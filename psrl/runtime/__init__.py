@@ -18,6 +18,8 @@ PROCESS_ENVIRONMENT = {
     "TQ_CLIENT_ZMQ_IO_THREADS": "1",
     "RAY_DEDUP_LOGS": "0",
     "RAY_usage_stats_enabled": "0",
+    # Ray's head would keep 2.6 KB of each of the last 100,000 actor calls, for a dashboard that is off: 250 MiB after an hour.
+    "RAY_task_events_report_interval_ms": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 os.environ.update(PROCESS_ENVIRONMENT)
