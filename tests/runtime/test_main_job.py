@@ -100,7 +100,7 @@ def resume_and_compare(folder, reference: Command) -> None:
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (("ray::TrainWorkerActor",), "train worker 0"),
+        pytest.param(("ray::TrainWorkerActor",), "train worker 0", marks=pytest.mark.slow),
         pytest.param(("ray::AgentWorkerActor",), "agent worker 0", marks=pytest.mark.slow),
         pytest.param(("psrl.engines.torch",), "engine replica 0", marks=pytest.mark.slow),
     ],
