@@ -20,10 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from psrl.algorithms.kl import MAX_LOG_RATIO
 from psrl.config.rollout_correction import Criterion, RolloutCorrectionConfig, is_bounds, rs_criteria
-
-MAX_LOG_RATIO = 20.0
-"""verl's bound too."""
 
 
 class Rows:

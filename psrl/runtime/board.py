@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -70,7 +69,7 @@ class Board:
         self._unwanted: dict[GroupUid, Unwanted] = {}
         self._to_end: dict[GroupUid, None] = {}
         self._being_ended: set[GroupUid] = set()
-        self._reissues: deque[Candidate] = deque()
+        self._reissues: dict[GroupUid, Candidate] = {}
         self._changed = asyncio.Event()
 
     # ------------------------------------------------------------ what there is
@@ -83,7 +82,7 @@ class Board:
     @property
     def in_flight(self) -> tuple[Candidate, ...]:
         """Groups that have no fate yet and have not arrived, those that wait to be issued again included; in order of admission."""
-        return (*self._in_flight.values(), *self._reissues)
+        return (*self._in_flight.values(), *self._reissues.values())
 
     @property
     def num_in_flight(self) -> int:
@@ -114,14 +113,13 @@ class Board:
         """
 
         def admitted() -> tuple[Candidate, Admission] | None:
-            again = next((each for each in self._reissues if each.group not in self._being_ended), None)
+            again = next((each for group, each in self._reissues.items() if group not in self._being_ended), None)
             candidate = again or next_new()
             admission = self._coordinator.admit(candidate.group, now_s=self._clock(), prompt=prompt_of(candidate.task))
             return None if admission is None else (candidate, admission)
 
         candidate, admission = await self._until(admitted)
-        if candidate in self._reissues:
-            self._reissues.remove(candidate)
+        self._reissues.pop(candidate.group, None)
         self._in_flight[candidate.group] = candidate
         return candidate, admission
 
@@ -148,7 +146,7 @@ class Board:
             self._coordinator.release(group)
         is_again = may_come_again and self._coordinator.reissue(group)
         if is_again:
-            self._reissues.append(Candidate(task=candidate.task, attempt=candidate.attempt + 1))
+            self._reissues[group] = Candidate(task=candidate.task, attempt=candidate.attempt + 1)
         self._wake()
         return is_again
 
@@ -271,7 +269,7 @@ class Board:
     def restore(self, arrived: Sequence[GroupResult], reissues: Sequence[Candidate]) -> None:
         """What a checkpoint knew of: groups that wait for their update, and those to be issued again."""
         self._arrived = {result.group: result for result in arrived}
-        self._reissues.extend(reissues)
+        self._reissues.update((candidate.group, candidate) for candidate in reissues)
         self._coordinator.remember_attempts({candidate.group: candidate.attempt for candidate in reissues})
 
     # ------------------------------------------------------------ waiting

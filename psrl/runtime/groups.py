@@ -303,19 +303,7 @@ def summary_of(member: Member) -> EpisodeSummary:
     """What the controller needs to know of a member; one without an end of its own is `aborted`."""
     episode, num_retries = member.episode, member.num_retries
     if episode is None:
-        return EpisodeSummary(
-            uid=member.ticket.uid,
-            outcome=Outcome.ABORTED,
-            reward=None,
-            accuracy=None,
-            num_turns=0,
-            num_sampled=0,
-            counts={},
-            timings=Timings(),
-            temperature=member.ticket.temperature,
-            error=None,
-            num_retries=num_retries,
-        )
+        return summary_without_episode(member.ticket, Outcome.ABORTED, error=None, num_retries=num_retries)
     turn_lengths = lengths_of_turns(episode.result.trajectories)
     return EpisodeSummary(
         uid=episode.ticket.uid,
@@ -328,5 +316,22 @@ def summary_of(member: Member) -> EpisodeSummary:
         timings=episode.timings,
         temperature=episode.ticket.temperature,
         error=episode.result.error,
+        num_retries=num_retries,
+    )
+
+
+def summary_without_episode(ticket: EpisodeTicket, outcome: Outcome, *, error: str | None, num_retries: int = 0) -> EpisodeSummary:
+    """Of an episode that never had an end of its own."""
+    return EpisodeSummary(
+        uid=ticket.uid,
+        outcome=outcome,
+        reward=None,
+        accuracy=None,
+        num_turns=0,
+        num_sampled=0,
+        counts={},
+        timings=Timings(),
+        temperature=ticket.temperature,
+        error=error,
         num_retries=num_retries,
     )

@@ -81,12 +81,10 @@ class KeptReplica(KeptActor):
     async def load(self) -> InstanceLoad | None:
         """Its load now; None where it does not say."""
         try:
-            load = await look_of(f"load of {self.name}", self.handle.load.remote(), LOAD_DEADLINE_S)
+            load: InstanceLoad = await look_of(f"load of {self.name}", self.handle.load.remote(), LOAD_DEADLINE_S)
         except PsrlError:
             return None
-        return InstanceLoad(
-            num_running=load.num_running, num_waiting=load.num_waiting, tokens_per_s=load.tokens_per_s, cache_usage=load.cache_usage
-        )
+        return load
 
     async def _end(self) -> str:
         return await first_done((super()._end(), self._stuck()))

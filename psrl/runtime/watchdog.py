@@ -9,8 +9,39 @@ from typing import Never
 
 from psrl.runtime.supervision import UnitsInFlight
 
+LOOKS_PER_STALL = 10
 MAX_UNITS = 8
 """Told; the others are counted."""
+
+
+class Silence:
+    """How long there has been no progress, and when that is worth a word: after `stall_s`, then each time after twice as long."""
+
+    def __init__(self, stall_s: float, *, progress: int, clock: Callable[[], float] = time.monotonic) -> None:
+        """It begins now; `progress` is a count that only grows."""
+        self._stall_s = stall_s
+        self._clock = clock
+        self._progress = progress
+        self.broken()
+
+    def broken(self) -> None:
+        """Something came forward."""
+        self._since = self._clock()
+        self._told_after_s = self._stall_s
+
+    def look(self, progress: int) -> float:
+        """Seconds of silence, 0 where the count has grown."""
+        if progress != self._progress:
+            self._progress = progress
+            self.broken()
+        return self._clock() - self._since
+
+    def is_due(self) -> bool:
+        """Whether it is to be told now; it is told then, and the next time later."""
+        if self._clock() - self._since < self._told_after_s:
+            return False
+        self._told_after_s *= 2
+        return True
 
 
 class Watchdog:
@@ -29,15 +60,14 @@ class Watchdog:
 
     async def run(self) -> Never:
         """Until cancelled."""
-        num_ended, since, told_after_s = self._units.num_ended, time.monotonic(), self._stall_s
+        silence = Silence(self._stall_s, progress=self._units.num_ended)
         while True:
-            await asyncio.sleep(self._stall_s / 10)
-            now = time.monotonic()
-            if self._units.num_ended != num_ended or not self._units.oldest():
-                num_ended, since, told_after_s = self._units.num_ended, now, self._stall_s
-            elif now - since >= told_after_s:
-                self._tell(self._report(now, now - since))
-                told_after_s *= 2
+            await asyncio.sleep(self._stall_s / LOOKS_PER_STALL)
+            silence_s = silence.look(self._units.num_ended)
+            if not self._units.oldest():
+                silence.broken()
+            elif silence.is_due():
+                self._tell(self._report(time.monotonic(), silence_s))
 
     def _report(self, now: float, silence_s: float) -> str:
         units = self._units.oldest()

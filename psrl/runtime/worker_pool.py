@@ -11,10 +11,10 @@ from psrl.data_plane import DataPlane, Partition
 from psrl.data_plane.memory import meta_of
 from psrl.errors import ActorDiedError, DeadlineError
 from psrl.runtime.group_play import EndHow
-from psrl.runtime.groups import EpisodeSummary, GroupRequest, GroupResult
+from psrl.runtime.groups import GroupRequest, GroupResult, summary_without_episode
 from psrl.runtime.kept_actor import KeptActor
 from psrl.runtime.supervision import answer_of
-from psrl.types import GroupUid, Outcome, Timings
+from psrl.types import GroupUid, Outcome
 
 CONTROL_DEADLINE_S = 30.0
 """Of `end_group` and `move_group`, which only tell a worker something."""
@@ -137,22 +137,7 @@ class WorkerPool:
 
 def lost_group(request: GroupRequest, *, error: str) -> GroupResult:
     """Of a group that nobody could play: every member ended `infra_error`."""
-    summaries = tuple(
-        EpisodeSummary(
-            uid=ticket.uid,
-            outcome=Outcome.INFRA_ERROR,
-            reward=None,
-            accuracy=None,
-            num_turns=0,
-            num_sampled=0,
-            counts={},
-            timings=Timings(),
-            temperature=ticket.temperature,
-            error=error,
-            num_retries=0,
-        )
-        for ticket in request.tickets
-    )
+    summaries = tuple(summary_without_episode(ticket, Outcome.INFRA_ERROR, error=error) for ticket in request.tickets)
     return GroupResult(
         group=request.tickets[0].group, summaries=summaries, meta=meta_of([], Partition.TRAIN), records=(), attempt=request.attempt
     )

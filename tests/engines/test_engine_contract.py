@@ -148,9 +148,7 @@ def test_the_routes_that_a_gateway_probes_answer(engine_url):
 
 def test_pause_abort_returns_what_was_sampled(engine_url):
     async def body(replica):
-        before = (await replica.metrics())["psrl_engine_sampled_tokens_total"]
-        running = asyncio.create_task(replica.generate(turn(max_tokens=2000)))
-        await until_sampled(replica, 5, since=before)
+        running = await begun_turn(replica, max_tokens=2000)
         await replica.pause("abort")
         return await running
 
@@ -180,9 +178,7 @@ def test_an_update_inside_a_turn_gives_two_version_spans_and_a_report(engine_url
     async def body(replica):
         old = await replica.version()
         manifest = next_versions(old + 1)
-        before = (await replica.metrics())["psrl_engine_sampled_tokens_total"]
-        running = asyncio.create_task(replica.generate(turn(max_tokens=400)))
-        await until_sampled(replica, 5, since=before)
+        running = await begun_turn(replica, max_tokens=400)
         await replica.stage_weights(manifest)
         await replica.pause("keep")
         report = await replica.finish_weights(manifest.version)
@@ -196,6 +192,14 @@ def test_an_update_inside_a_turn_gives_two_version_spans_and_a_report(engine_url
     assert sorted(set(generation.policy_versions)) == [old, old + 1]
     assert generation.policy_versions == sorted(generation.policy_versions)
     assert len(generation.token_ids) == 400
+
+
+async def begun_turn(replica, *, max_tokens):
+    """A turn of which a few tokens are there."""
+    before = (await replica.metrics())["psrl_engine_sampled_tokens_total"]
+    running = asyncio.create_task(replica.generate(turn(max_tokens=max_tokens)))
+    await until_sampled(replica, 5, since=before)
+    return running
 
 
 async def served_version(replica, next_versions):
@@ -228,9 +232,7 @@ def test_a_turn_that_is_given_back_at_an_update_goes_on_with_the_new_weights_alo
     async def body(replica):
         old = await replica.version()
         manifest = next_versions(old + 1)
-        before = (await replica.metrics())["psrl_engine_sampled_tokens_total"]
-        running = asyncio.create_task(replica.generate(turn(max_tokens=2000)))
-        await until_sampled(replica, 5, since=before)
+        running = await begun_turn(replica, max_tokens=2000)
         await replica.stage_weights(manifest)
         await replica.pause("abort")
         given_back = await running

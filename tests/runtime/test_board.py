@@ -40,6 +40,23 @@ async def in_time(awaitable):
     return await asyncio.wait_for(awaitable, LIMIT_S)
 
 
+async def fast_before_slow() -> Board:
+    """A buffer of one group, for which two were admitted and one has arrived."""
+    meeting = board(groups=1, redundant=1)
+    await in_time(admit(meeting, "fast"))
+    await in_time(admit(meeting, "slow"))
+    meeting.arrive(result("fast"))
+    return meeting
+
+
+async def synced(meeting: Board) -> None:
+    """The update is made and the replica takes it."""
+    meeting.published(meeting.advance())
+    (order,) = await in_time(meeting.next_syncs())
+    meeting.sync_began(order.instance)
+    meeting.synced(order.instance, order.version)
+
+
 async def waits(task: asyncio.Task) -> bool:
     done, _ = await asyncio.wait({task}, timeout=SOON_S)
     return not done
@@ -94,19 +111,13 @@ def test_with_staleness_zero_admission_waits_until_the_replica_has_the_new_weigh
 
 def test_redundant_groups_that_come_too_late_are_ended_and_issued_again_once():
     async def run():
-        meeting = board(groups=1, redundant=1)
-        await in_time(admit(meeting, "fast"))
-        await in_time(admit(meeting, "slow"))
-        meeting.arrive(result("fast"))
+        meeting = await fast_before_slow()
         ready = await in_time(meeting.take_ready())
         assert [taken.group for taken in ready.groups] == ["fast"]
         assert await in_time(meeting.next_to_end()) == "slow"
         assert meeting.unwanted("slow") == SURPLUS
         assert meeting.leave("slow", may_come_again=True)
-        meeting.published(meeting.advance())
-        (order,) = await in_time(meeting.next_syncs())
-        meeting.sync_began(0)
-        meeting.synced(0, order.version)
+        await synced(meeting)
         # What is issued again comes before the new task.
         again, admission = await in_time(admit(meeting, "new"))
         assert (again.group, admission.attempt) == ("slow", 1)
@@ -155,10 +166,7 @@ def test_a_group_in_flight_too_long_is_named_once_and_its_slot_is_free_when_it_i
 
 def test_a_group_that_ends_by_itself_before_it_is_told_to_is_not_named_to_end_any_more():
     async def run():
-        meeting = board(groups=1, redundant=1)
-        await in_time(admit(meeting, "fast"))
-        await in_time(admit(meeting, "slow"))
-        meeting.arrive(result("fast"))
+        meeting = await fast_before_slow()
         await in_time(meeting.take_ready())
         assert meeting.leave("slow", may_come_again=True)
         ending = asyncio.create_task(meeting.next_to_end())
@@ -170,17 +178,11 @@ def test_a_group_that_ends_by_itself_before_it_is_told_to_is_not_named_to_end_an
 
 def test_a_group_is_not_issued_again_while_somebody_tells_its_worker_to_end_it():
     async def run():
-        meeting = board(groups=1, redundant=1)
-        await in_time(admit(meeting, "fast"))
-        await in_time(admit(meeting, "slow"))
-        meeting.arrive(result("fast"))
+        meeting = await fast_before_slow()
         await in_time(meeting.take_ready())
         with meeting.being_ended(await in_time(meeting.next_to_end())):
             assert meeting.leave("slow", may_come_again=True)
-            meeting.published(meeting.advance())
-            (order,) = await in_time(meeting.next_syncs())
-            meeting.sync_began(0)
-            meeting.synced(0, order.version)
+            await synced(meeting)
             first, _ = await in_time(admit(meeting, "new"))
             assert first.group == "new"
         second, admission = await in_time(admit(meeting, "newer"))

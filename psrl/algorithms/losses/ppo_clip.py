@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import torch
 
+from psrl.algorithms.kl import MAX_LOG_RATIO
 from psrl.algorithms.losses.base import LossInputs, LossOutputs, policy_losses
 from psrl.config.actor import ActorConfig
-
-MAX_LOG_RATIO = 20.0
-"""exp(20) is 5e8: beyond any clip, and still finite in float32."""
 
 
 @policy_losses.register("ppo_clip")

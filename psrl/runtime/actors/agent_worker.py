@@ -5,6 +5,7 @@ from __future__ import annotations
 import ray
 
 from psrl.config.sandbox import engine_url_of
+from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.group_play import EndHow
 from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, Endpoints, GroupRequest, GroupResult
 from psrl.sandbox.reaper_process import start_reaper
@@ -15,7 +16,7 @@ MAX_CALLS = 100_000
 
 
 @ray.remote(num_cpus=1, max_restarts=0, max_concurrency=MAX_CALLS)
-class AgentWorkerActor:
+class AgentWorkerActor(Pinged):
     """Episodes, tools and graders; writes trajectories into the data plane."""
 
     def __init__(self, settings: AgentWorkerSettings) -> None:
@@ -41,9 +42,6 @@ class AgentWorkerActor:
     async def move_group(self, group: GroupUid, instance: int) -> int:
         """Have a group in flight go on at another instance; how many turns were moved."""
         return await self._worker.move_group(group, instance)
-
-    async def alive(self) -> None:
-        """Answers while this process's event loop goes round; Ray's own calls are answered elsewhere, also when it is blocked."""
 
     async def stop(self) -> None:
         """End sandboxes and graders."""

@@ -18,6 +18,7 @@ from psrl.errors import EngineError
 from psrl.processes.child import PORT_WAIT_S, ChildProcess
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.runtime.actors.node_weights import node_weights
+from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.engines import engine_command
 from psrl.staleness import InstanceLoad
 from psrl.types import PolicyVersion
@@ -36,7 +37,7 @@ class SyncResult:
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
-class EngineReplicaActor:
+class EngineReplicaActor(Pinged):
     """One replica. Its server dies with this process, whatever ends it."""
 
     def __init__(
@@ -122,9 +123,6 @@ class EngineReplicaActor:
             EngineError: With what happened and the server's last words.
         """
         raise EngineError(await self._process.lost())
-
-    async def alive(self) -> None:
-        """Answers while this process's event loop goes round; Ray's own calls are answered elsewhere, also when it is blocked."""
 
     async def stop(self) -> None:
         """End the server."""

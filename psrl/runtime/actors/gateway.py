@@ -7,10 +7,11 @@ from datetime import datetime
 import ray
 
 from psrl.gateway.gateway import Gateway, GatewayAddress, GatewaySettings
+from psrl.runtime.actors.pinged import Pinged
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
-class GatewayActor:
+class GatewayActor(Pinged):
     """The run's gateway. Its processes die with this one, whatever ends it."""
 
     def __init__(self, settings: GatewaySettings) -> None:
@@ -32,9 +33,6 @@ class GatewayActor:
     async def stop(self) -> None:
         """End both processes."""
         await self._gateway.stop()
-
-    async def alive(self) -> None:
-        """Answers while this process's event loop goes round; Ray's own calls are answered elsewhere, also when it is blocked."""
 
     def _write(self, line: str) -> None:
         with open(self._log, "a") as log:

@@ -9,11 +9,12 @@ import ray
 
 from psrl.parameter_server.versions import Lease, VersionStore
 from psrl.protocols import WeightManifest
+from psrl.runtime.actors.pinged import Pinged
 from psrl.types import PolicyVersion
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
-class ParameterServerActor:
+class ParameterServerActor(Pinged):
     """Holds the last weight versions."""
 
     def __init__(self, *, num_kept: int, lease_s: float = 120.0) -> None:
@@ -61,9 +62,6 @@ class ParameterServerActor:
     async def held(self) -> tuple[PolicyVersion, ...]:
         """Versions that can be pulled, oldest first."""
         return self._versions.versions
-
-    async def alive(self) -> None:
-        """Answers while this process's event loop goes round; Ray's own calls are answered elsewhere, also when it is blocked."""
 
     async def _notify(self) -> None:
         async with self._push_ended:

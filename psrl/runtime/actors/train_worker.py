@@ -25,6 +25,7 @@ from psrl.parameter_server.transports.shared_memory import SharedVersion, open_v
 from psrl.parameter_server.versions import Lease
 from psrl.protocols import WeightManifest
 from psrl.runtime.actors.node_weights import NODE
+from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.devices import resolved_device
 from psrl.runtime.imports import make_importable
 from psrl.training.worker import TrainRank
@@ -54,7 +55,7 @@ class TrainWorkerSettings:
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
-class TrainWorkerActor:
+class TrainWorkerActor(Pinged):
     """One FSDP2 rank."""
 
     def __init__(self, *, settings: TrainWorkerSettings) -> None:
@@ -151,9 +152,6 @@ class TrainWorkerActor:
     async def export(self, folder: Path) -> None:
         """The weights as a plain Hugging Face folder."""
         await self._in_thread(lambda: self._the_rank.save_hf(folder))
-
-    async def alive(self) -> None:
-        """Answers while this process's event loop goes round; Ray's own calls are answered elsewhere, also when it is blocked."""
 
     @property
     def _the_rank(self) -> TrainRank:

@@ -126,8 +126,6 @@ class AssembleLoop:
                 uid=result.group,
                 fate=why.fate,
                 step=self._board.version,
-                admitted_version=None,
-                buffer_version=None,
                 oldest_version=result.oldest_version,
                 attempt=result.attempt,
             )

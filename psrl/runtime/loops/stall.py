@@ -9,10 +9,10 @@ from collections.abc import Callable
 from psrl.errors import DeadlineError
 from psrl.runtime.board import Board
 from psrl.runtime.supervision import UNITS
+from psrl.runtime.watchdog import LOOKS_PER_STALL, Silence
 
 MAX_NAMED = 8
 """Groups and units that a report names; the others are counted."""
-LOOKS_PER_STALL = 10
 NUM_STALLS_WITHOUT_WORK = 5
 """With nothing in flight at all the run ends after so many times `stall_s`: nothing is left that could have an end."""
 
@@ -50,20 +50,19 @@ class StallLoop:
         Raises:
             DeadlineError: Nothing was in flight for `NUM_STALLS_WITHOUT_WORK` times `stall_s`.
         """
-        progress, since, told_after_s = self._progress(), self._clock(), self._stall_s
-        working = since
+        silence = Silence(self._stall_s, progress=self._progress(), clock=self._clock)
+        working = self._clock()
         while True:
             await asyncio.sleep(self._stall_s / LOOKS_PER_STALL)
-            now = self._clock()
-            if self._progress() != progress:
-                progress, since, told_after_s = self._progress(), now, self._stall_s
-            if self._is_working() or since == now:
-                working = now
-            if now - working >= NUM_STALLS_WITHOUT_WORK * self._stall_s:
-                raise DeadlineError(f"the run stands still: {self._report(now - since)}")
-            if now - since >= told_after_s:
-                self._tell(self._report(now - since))
-                told_after_s *= 2
+            silence_s = silence.look(self._progress())
+            if self._is_working():
+                working = self._clock()
+            # Progress is a sign of work, too: a group may begin and end between two looks.
+            idle_s = min(silence_s, self._clock() - working)
+            if idle_s >= NUM_STALLS_WITHOUT_WORK * self._stall_s:
+                raise DeadlineError(f"the run stands still: {self._report(silence_s)}")
+            if silence.is_due():
+                self._tell(self._report(silence_s))
 
     def _is_working(self) -> bool:
         """Whether something is under way that has an end of its own: a group, a step, a sync, a push, a validation, a restart."""
