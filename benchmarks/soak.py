@@ -1,6 +1,6 @@
 """Does a long run stay as small as it was? Memory of every process of a real asynchronous run, and the slope of each.
 
-    python benchmarks/soak.py --minutes 30
+    python benchmarks/soak.py --minutes 30 [--series points.csv]
 
 Runs `psrl train retool_tiny` with staleness 2, two replicas, redundancy, validation and checkpoints, looks at every process of it
 every ten seconds (memory that is its own: what would be free if it ended), and fits a line to the second half of the time. Beside it
@@ -11,6 +11,7 @@ its size per hour and by more than --limit-mb per hour.
 from __future__ import annotations
 
 import argparse
+import csv
 import re
 import signal
 import subprocess
@@ -82,12 +83,21 @@ def slopes(seen: dict[tuple[str, int], list[tuple[float, float]]], minutes: floa
     return rows
 
 
+def write_series(path: Path, seen: dict[tuple[str, int], list[tuple[float, float]]]) -> None:
+    """Every point of every process, to be looked at when one grows."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("process", "pid", "minutes", "MiB"))
+        writer.writerows((name, pid, *point) for (name, pid), points in seen.items() for point in points)
+
+
 def main() -> int:
     """Run, look, fit, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--limit-mb", type=float, default=20.0, help="growth per hour that is always allowed, MiB")
     parser.add_argument("--limit-share", type=float, default=0.1, help="growth per hour that is allowed, as a share of the size")
+    parser.add_argument("--series", type=Path, help="a CSV file for every point of every process")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="psrl-soak-") as folder:
         output = Path(folder) / "output.txt"
@@ -106,6 +116,8 @@ def main() -> int:
         lines = output.read_text().splitlines()
         steps = [line for line in lines if line.startswith("step")]
         run_bytes = sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+    if options.series:
+        write_series(options.series, seen)
     if has_died:
         print("\n".join(lines[-20:]))
         print("the run ended by itself")

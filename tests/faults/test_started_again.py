@@ -12,6 +12,7 @@ import psutil
 import pytest
 import yaml
 
+from psrl.config.load import RECIPES_FOLDER
 from tests.faults.faulty_run import NUM_INJECTIONS, RECOVERY_LIMIT_S, WITHOUT_END, FaultyRun, kill
 from tests.runtime.command import Command, start
 
@@ -128,7 +129,8 @@ def recipe_with_hanging_engine(folder: Path, *, num_answered: int) -> Path:
         "per_token_s": 0.002,
         "finish_reason": "stop",
     }
-    script = {"vocab_size": 128, "max_model_len": 1024, "turns": [answer] * num_answered + [{"failure": "hang"}] * 100_000}
+    vocab_size = json.loads((RECIPES_FOLDER / "retool_tiny" / "model" / "config.json").read_text())["vocab_size"]
+    script = {"vocab_size": vocab_size, "max_model_len": 1024, "turns": [answer] * num_answered + [{"failure": "hang"}] * 100_000}
     (folder / "script.json").write_text(json.dumps(script))
     recipe = folder / "hanging_engine.yaml"
     rollout = {"name": "scripted", "script_path": str(folder / "script.json"), "request_timeout_s": 5}
