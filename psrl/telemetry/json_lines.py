@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,24 @@ def encode_line(entry: Mapping[str, Any]) -> bytes:
         return json.dumps(entry, default=str).encode() + b"\n"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JsonLine:
+    """One line of a file."""
+
+    number: int
+    """From 1."""
+    offset: int
+    """Where it begins, in bytes: `read_line_at` finds it again."""
+    content: dict[str, Any]
+
+
 def read_json_lines(path: Path, *, size_bytes: int | None = None) -> Iterator[dict[str, Any]]:
-    """The objects of a file in order; nothing when it does not exist, an unfinished last line is left out.
+    """The objects of a file in order; as `read_lines`."""
+    return (line.content for line in read_lines(path, size_bytes=size_bytes))
+
+
+def read_lines(path: Path, *, size_bytes: int | None = None) -> Iterator[JsonLine]:
+    """The lines of a file in order; nothing when it does not exist, an unfinished last line is left out.
 
     `size_bytes` reads what stood there when the file had that size.
 
@@ -65,16 +82,29 @@ def read_json_lines(path: Path, *, size_bytes: int | None = None) -> Iterator[di
     """
     if not path.exists():
         return
-    num_bytes = 0
+    offset = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
-            num_bytes += len(line)
-            if not line.endswith(b"\n") or (size_bytes is not None and num_bytes > size_bytes):
+            if not line.endswith(b"\n") or (size_bytes is not None and offset + len(line) > size_bytes):
                 return
             try:
-                yield json.loads(line)
+                content = json.loads(line)
             except ValueError as error:
                 raise ValueError(f"{path} line {number} is not JSON: {error}") from error
+            yield JsonLine(number=number, offset=offset, content=content)
+            offset += len(line)
+
+
+def read_line_at(path: Path, offset: int) -> dict[str, Any]:
+    """The object of the line that begins at `offset`.
+
+    Raises:
+        ValueError: None begins there any more.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        content: dict[str, Any] = json.loads(file.readline())
+        return content
 
 
 def keep_lines(path: Path, is_kept: Callable[[dict[str, Any]], bool]) -> int:

@@ -1,7 +1,8 @@
 """Every kept episode as one JSON line: enough to look at it, to grade it again without generating, and to train on it again.
 
-The tokens are stored per trajectory as flat lists and as the lengths of each turn, so a `Trajectory` comes back exactly
-(logprobs to six significant digits, actions left out: they are read from the tokens).
+The tokens are stored per trajectory as flat lists and as the lengths of each turn, so a `Trajectory` comes back exactly: logprobs to the
+nine digits that tell float32 apart, actions left out (they are read from the tokens). `read_trajectories` is the one reader: whoever
+looks at stored episodes, grades them again or trains on them uses it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from psrl.telemetry.json_lines import JsonLinesFile, read_json_lines
+from psrl.errors import ConfigError
+from psrl.telemetry.json_lines import JsonLinesFile, read_line_at, read_lines
 from psrl.types import (
     Episode,
     EpisodeTicket,
@@ -47,6 +49,8 @@ class EpisodeRecord:
     episode: Episode
     pieces: tuple[tuple[str, ...], ...] = ()
     """Text of each token, one tuple per trajectory; empty where the writer was not given them."""
+    offset: int = 0
+    """Where its line begins in the file: `read_episode_at` finds it again."""
 
 
 class TrajectoryWriter:
@@ -78,9 +82,51 @@ class TrajectoryWriter:
 
 
 def read_trajectories(path: Path) -> Iterator[EpisodeRecord]:
-    """Episodes of one file in the order in which they were written; an unfinished last line is left out."""
-    for line in read_json_lines(path):
-        yield _record_of(line)
+    """Episodes of one file in the order in which they were written; an unfinished last line is left out.
+
+    Raises:
+        ConfigError: A line is no stored episode; names file, line and field.
+    """
+    try:
+        for line in read_lines(path):
+            yield _checked_record(line.content, path, f"line {line.number}", offset=line.offset)
+    except ValueError as error:
+        rule, fix = f"cannot be read: {error}", "name a file that psrl wrote"
+        raise ConfigError(key="trajectories", value=str(path), rule=rule, fix=fix) from error
+
+
+def read_episode_at(path: Path, offset: int) -> EpisodeRecord:
+    """The episode whose line begins at `offset`.
+
+    Raises:
+        ConfigError: The file has changed since.
+    """
+    try:
+        content = read_line_at(path, offset)
+    except (OSError, ValueError) as error:
+        rule, fix = f"has changed: no episode begins at byte {offset} any more ({error})", "leave files alone that a run reads"
+        raise ConfigError(key="trajectories", value=str(path), rule=rule, fix=fix) from error
+    return _checked_record(content, path, f"byte {offset}", offset=offset)
+
+
+def stored_file(path: Path, *, key: str) -> Path:
+    """The file that `path` means: itself, or `train.jsonl` of a run folder or of its `trajectories`.
+
+    Raises:
+        ConfigError: There is none; `key` names what was given.
+    """
+    candidates = (path, path / TRAIN_FILE, path / "trajectories" / TRAIN_FILE)
+    found = next((each for each in candidates if each.is_file()), None)
+    if found is not None:
+        return found
+    if not path.exists():
+        rule = "there is no such file or folder"
+    elif (path / "trajectories").is_dir():
+        rule = f"its trajectories hold no {TRAIN_FILE}: no training episode was kept"
+    else:
+        rule = "holds no trajectories"
+    fix = "name a run folder runs/<recipe>/<start time>, or a file trajectories/*.jsonl; psrl rollout makes one"
+    raise ConfigError(key=key, value=str(path), rule=rule, fix=fix)
 
 
 def lengths_of_turns(trajectories: Sequence[Trajectory]) -> list[int]:
@@ -142,7 +188,7 @@ def _trajectory_line(trajectory: Trajectory) -> dict[str, Any]:
         "uid": trajectory.uid,
         "ids": trajectory.ids(),
         "loss_mask": trajectory.loss_mask(),
-        "logprobs": [_six_digits(value) for value in trajectory.logprobs()],
+        "logprobs": [_as_float32(value) for value in trajectory.logprobs()],
         "versions": trajectory.versions(),
         "turns": [
             {
@@ -156,8 +202,9 @@ def _trajectory_line(trajectory: Trajectory) -> dict[str, Any]:
     }
 
 
-def _six_digits(value: float) -> float:
-    return float(f"{value:.6g}")
+def _as_float32(value: float) -> float:
+    """Nine digits: what the data plane makes of it (float32) is the same before and after the file."""
+    return float(f"{value:.9g}")
 
 
 def _message_line(message: Message) -> dict[str, Any]:
@@ -170,7 +217,18 @@ def _message_line(message: Message) -> dict[str, Any]:
     return line
 
 
-def _record_of(line: dict[str, Any]) -> EpisodeRecord:
+def _checked_record(line: Any, path: Path, where: str, *, offset: int) -> EpisodeRecord:
+    try:
+        return _record_of(line, offset)
+    except KeyError as error:
+        rule = f"{where} has no field {error.args[0]!r}"
+    except (TypeError, ValueError, AttributeError) as error:
+        rule = f"{where} does not say what an episode's line does: {error}"
+    fix = "these are lines of another form: store the episodes again (psrl rollout), or read them with the psrl that wrote them"
+    raise ConfigError(key="trajectories", value=str(path), rule=rule, fix=fix)
+
+
+def _record_of(line: dict[str, Any], offset: int) -> EpisodeRecord:
     ticket = EpisodeTicket(
         uid=EpisodeUid(line["uid"]),
         group=GroupUid(line["group"]),
@@ -203,11 +261,15 @@ def _record_of(line: dict[str, Any]) -> EpisodeRecord:
     score = Score(reward=line["reward"], accuracy=line["accuracy"], parts=line["parts"])
     pieces = tuple(tuple(trajectory["pieces"]) for trajectory in line["trajectories"] if "pieces" in trajectory)
     episode = Episode(ticket=ticket, task=task, result=result, score=score, timings=Timings(**line["timings"]))
-    return EpisodeRecord(step=line["step"], episode=episode, pieces=pieces)
+    return EpisodeRecord(step=line["step"], episode=episode, pieces=pieces, offset=offset)
 
 
 def _trajectory_of(line: dict[str, Any]) -> Trajectory:
     trajectory = Trajectory(uid=TrajectoryUid(line["uid"]))
+    num_tokens = sum(turn["num_observed"] + turn["num_sampled"] for turn in line["turns"])
+    lengths = {name: len(line[name]) for name in ("ids", "loss_mask", "logprobs", "versions")}
+    if set(lengths.values()) != {num_tokens}:
+        raise ValueError(f"the turns of {trajectory.uid} have {num_tokens} tokens, its columns {lengths}")
     start = 0
     for turn in line["turns"]:
         middle = start + turn["num_observed"]

@@ -31,7 +31,7 @@ def test_an_episode_comes_back_with_all_that_grading_and_training_need(tmp_path,
     assert trajectory.loss_mask() == [0, 0, 0, 1, 1, 0, 1, 1, 1]
     assert trajectory.versions() == [-1, -1, -1, 7, 7, -1, 8, 8, 8]
     assert trajectory.turn_indices() == [-1, -1, -1, 0, 0, -1, 1, 1, 1]
-    assert trajectory.logprobs() == [0, 0, 0, -0.123457, -0.123457, 0, -0.123457, -0.123457, -0.123457]
+    assert trajectory.logprobs() == [0, 0, 0, -0.123456789, -0.123456789, 0, -0.123456789, -0.123456789, -0.123456789]
     assert trajectory.temperature == 1.0
 
 
