@@ -55,7 +55,7 @@ class Guest:
     """One sandbox's server; handles one request at a time."""
 
     def __init__(
-        self, control: tuple[int, int], *, mode: str, work: str, scratch: tuple[str, ...], run_program: Callable[[str], int]
+        self, control: tuple[int, int], *, mode: str, work: str, scratch: tuple[str, ...], run_program: Callable[[str, bool], int]
     ) -> None:
         """`control` is read from and written to; programs start in `work`; `scratch` are folders in memory, emptied after each program.
 
@@ -73,7 +73,7 @@ class Guest:
     def serve(self) -> None:
         """Consumes requests until the host closes the socket; waits for nothing else between calls."""
         self._send({"ready": True})
-        answers = {"program": self._call, "command": self._call, "read": self._read, "write": self._write}
+        answers = {"program": self._call, "command": self._call, "read": self._read, "write": self._write, "empty": self._empty}
         while True:
             received = self._next()
             if received is None:
@@ -134,6 +134,9 @@ class Guest:
             file.write(payload)
         self._send({})
 
+    def _empty(self, _request: dict[str, Any], _payload: bytes) -> None:
+        self._send({"is_suspect": not self._clean()})
+
     # ------------------------------------------------------------ calls
 
     @property
@@ -181,7 +184,7 @@ class Guest:
             number = os.WTERMSIG(status)
             is_cpu = number == signal.SIGXCPU or (number == signal.SIGKILL and cpu_s >= limits["cpu_s"])
             killed_by = "cpu_time" if is_cpu else f"signal:{number}"
-        is_suspect = request["op"] == "program" and not self._clean()
+        is_suspect = request["op"] == "program" and not request["keeps_files"] and not self._clean()
         if self._is_tampered:
             exit_code, killed_by = None, "tampered"
         stdout, stderr = out.kept(), err.kept()
@@ -294,9 +297,11 @@ class Guest:
         stderr = err_write
         try:
             stdin = os.open(os.devnull, os.O_RDONLY)
-            if request["op"] == "command" and payload:
+            is_program = request["op"] == "program"
+            typed = payload[request["code_bytes"] :] if is_program else payload
+            if typed:
                 with tempfile.TemporaryFile(dir=self._work) as file:
-                    file.write(payload)
+                    file.write(typed)
                     file.flush()
                     os.dup2(file.fileno(), stdin)
                 os.lseek(stdin, 0, os.SEEK_SET)
@@ -314,9 +319,10 @@ class Guest:
             self._limit(request["limits"])
             if self._filter is not None:
                 protect(self._filter)
-            if request["op"] == "program":
+            if is_program:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
-                os._exit(self._run_program(payload.decode("utf-8", "surrogatepass")))
+                code = payload[: request["code_bytes"]].decode("utf-8", "surrogatepass")
+                os._exit(self._run_program(code, request["shows_last"]))
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)
             argv = request["argv"]
             try:
@@ -366,7 +372,7 @@ def main(arguments: list[str]) -> None:
     # The kernel protects pid 1 only from signals that it does not handle, and Python handles this one.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Beside this file, which is not in a package inside the sandbox; in a container the host has loaded it.
-    run_program: Callable[[str], int] = importlib.import_module("guest_interpreter").run_program
+    run_program: Callable[[str, bool], int] = importlib.import_module("guest_interpreter").run_program
     if mode != "container":  # a program sees its own modules only, not this folder
         del sys.path[0]
     if mode != "shared" and os.path.isdir(PACKAGES_FOLDER):

@@ -22,8 +22,8 @@ PROGRAM = "<program>"
 MAX_FRAMES = 8
 
 
-def run_program(code: str) -> int:
-    """Run Python source as `__main__` and show the value of a last expression; returns the exit code."""
+def run_program(code: str, shows_last: bool = True) -> int:
+    """Run Python source as `__main__`, and show the value of a last expression unless told not to; returns the exit code."""
     stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)  # noqa: SIM115
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
@@ -37,7 +37,7 @@ def run_program(code: str) -> int:
     exit_code = 0
     try:
         tree = ast.parse(code, PROGRAM)
-        last = tree.body[-1] if tree.body else None
+        last = tree.body[-1] if tree.body and shows_last else None
         if isinstance(last, ast.Expr):
             tree.body.pop()
         exec(compile(tree, PROGRAM, "exec"), main.__dict__)

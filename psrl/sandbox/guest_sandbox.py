@@ -135,9 +135,22 @@ class GuestSandbox(Sandbox):
         request = {"op": "command", "argv": list(argv), "env": dict(env or {}), "cwd": cwd}
         return await self._call(request, stdin, limits or self.limits)
 
-    async def run_program(self, code: str) -> CommandResult:
-        """Run Python source in a fresh fork of the warm guest; afterwards the scratch folders are empty."""
-        return await self._call({"op": "program"}, code.encode("utf-8", "surrogatepass"), self.limits)
+    async def run_program(
+        self, code: str, *, stdin: bytes = b"", limits: SandboxLimits | None = None, shows_last: bool = True, keeps_files: bool = False
+    ) -> CommandResult:
+        """Run Python source in a fresh fork of the warm guest; afterwards the scratch folders are empty, unless it `keeps_files`.
+
+        `shows_last`: print the value of a last statement that is an expression, by repr, unless it is None.
+        """
+        source = code.encode("utf-8", "surrogatepass")
+        request = {"op": "program", "code_bytes": len(source), "shows_last": shows_last, "keeps_files": keeps_files}
+        return await self._call(request, source + stdin, limits or self.limits)
+
+    async def empty(self) -> None:
+        """Remove all files that programs may have left; the sandbox is dead afterwards where that cannot be done."""
+        header, _ = await self._exchange({"op": "empty"}, b"", timeout_s=START_TIMEOUT_S)
+        if header["is_suspect"]:
+            self._kill()
 
     async def read(self, path: str) -> bytes:
         """A regular file inside, at most `disk_bytes` of it; OSError as `open` would raise it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from psrl.errors import SandboxError, SandboxUnavailableError
 from psrl.protocols import ProgramRunner
@@ -63,7 +63,11 @@ class PythonInterpreter(ProgramRunner):
             )
 
     async def run_program(self, code: str) -> CommandResult:
-        """Run one program in a fresh process.
+        """Run one program in a fresh process; see `use`."""
+        return await self.use(lambda sandbox: sandbox.run_program(code))
+
+    async def use(self, work: Callable[[GuestSandbox], Awaitable[CommandResult]]) -> CommandResult:
+        """What `work` does in a free sandbox, which it leaves empty; it is called once more where the sandbox is lost under it.
 
         Consumes a free sandbox; waits while all are busy, each no longer than its program's wall time; unblocked by the
         program that ends, or by `stop`.
@@ -83,7 +87,7 @@ class PythonInterpreter(ProgramRunner):
                     await sandbox.start()
                 queue_s = clock() - asked
                 try:
-                    result = await sandbox.run_program(code)
+                    result = await work(sandbox)
                 except SandboxError:
                     continue
                 return dataclasses.replace(result, queue_s=queue_s)
