@@ -41,7 +41,8 @@ def evaluate(
         refuse_address_without_scheme(model)
         given.append(f"train_actor_rollout_ref.model.path={_quoted(Path(model))}")
     config = load_config(recipe, given, purpose=Purpose.VALIDATION)
-    from psrl.config.plan import make_plan, read_machine
+    from psrl.config.machine import read_machine
+    from psrl.config.plan import make_plan
 
     make_plan(config, read_machine(), with_training=False)
     from psrl.cli.summary import print_evaluation

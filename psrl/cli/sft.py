@@ -6,7 +6,8 @@ from psrl.cli.arguments import Overrides, Recipe
 def sft(recipe: Recipe, overrides: Overrides = None) -> None:
     """Fine-tune RECIPE's model on its demonstrations (section `sft`) and save it to sft.output_path."""
     from psrl.config.load import Purpose, load_config
-    from psrl.config.plan import make_sft_plan, read_machine
+    from psrl.config.machine import read_machine
+    from psrl.config.plan import make_sft_plan
 
     config = load_config(recipe, overrides or [], purpose=Purpose.SFT)
     make_sft_plan(config, read_machine())

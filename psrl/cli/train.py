@@ -18,7 +18,8 @@ def train(
 ) -> None:
     """Train RECIPE by reinforcement learning. Ctrl-C saves and stops."""
     from psrl.config.load import load_config, where_runs_lie
-    from psrl.config.plan import make_plan, read_machine
+    from psrl.config.machine import read_machine
+    from psrl.config.plan import make_plan
     from psrl.config.resume_rules import changed_settings, check_changes
 
     if resume and resume_from is not None:

@@ -19,7 +19,8 @@ import torch
 
 from psrl.chat.probe import probe
 from psrl.config.gateway_checks import starts_gateway
-from psrl.config.plan import make_plan, read_machine
+from psrl.config.machine import read_machine
+from psrl.config.plan import make_plan
 from psrl.config.sandbox import engine_url_of
 from psrl.config.tree import Config
 from psrl.data_plane.columns import COLUMNS, TrajectoryTags

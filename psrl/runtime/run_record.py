@@ -10,7 +10,7 @@ from types import TracebackType
 
 import psutil
 
-from psrl.config.plan import read_model_size
+from psrl.config.model_size import read_model_size
 from psrl.config.tree import Config
 from psrl.errors import ProcessDiedError, PsrlError
 from psrl.runtime.board import ReadyBuffer

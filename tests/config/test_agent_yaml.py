@@ -6,7 +6,8 @@ from config_files import write_recipe
 
 from psrl.config.agent_yaml import AgentYaml, read_agent_yaml
 from psrl.config.load import load_config
-from psrl.config.plan import Machine, make_plan
+from psrl.config.machine import Machine
+from psrl.config.plan import make_plan
 from psrl.errors import ConfigError
 from psrl.swe.agent_turn import BASH_TOOL
 

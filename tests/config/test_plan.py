@@ -7,17 +7,11 @@ import pytest
 from config_files import write_recipe
 
 from psrl.config.load import Purpose, load_config
-from psrl.config.plan import (
-    SFT_MICRO_BATCH_TOKENS,
-    WEIGHT_VERSIONS_KEPT,
-    Machine,
-    ModelSize,
-    kv_cache_bytes,
-    make_plan,
-    make_sft_plan,
-    read_machine,
-    read_model_size,
-)
+from psrl.config.machine import Machine, read_machine
+from psrl.config.model_size import ModelSize, kv_cache_bytes, read_model_size
+from psrl.config.plan import make_plan, make_sft_plan
+from psrl.config.plan_of_engines import WEIGHT_VERSIONS_KEPT
+from psrl.config.plan_of_training import SFT_MICRO_BATCH_TOKENS
 from psrl.errors import ConfigError
 
 LAPTOP = Machine(num_cores=2, memory_bytes=16 * 2**30)

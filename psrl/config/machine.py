@@ -1,0 +1,43 @@
+"""What this machine has for a run: cores, memory, CUDA cards."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+CGROUP_MEMORY_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+CGROUP_CPU_FILE = "/sys/fs/cgroup/cpu.max"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What this machine has for us: the container's limits where there are any."""
+
+    num_cores: int
+    memory_bytes: int
+    num_gpus: int = 0
+
+
+def read_machine() -> Machine:
+    """Cores that this process may use, memory, CUDA GPUs that the driver lists."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _first_words(CGROUP_CPU_FILE)
+    if len(quota) == 2 and quota[0].isdigit() and quota[1].isdigit():
+        cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
+    memory = psutil.virtual_memory().total
+    for path in CGROUP_MEMORY_FILES:
+        words = _first_words(path)
+        if words and words[0].isdigit():
+            memory = min(memory, int(words[0]))
+    gpus = Path("/proc/driver/nvidia/gpus")
+    return Machine(num_cores=cores, memory_bytes=memory, num_gpus=len(list(gpus.iterdir())) if gpus.is_dir() else 0)
+
+
+def _first_words(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().split()
+    except OSError:
+        return []

@@ -1,0 +1,58 @@
+"""What engine replicas and the parameter server hold."""
+
+from __future__ import annotations
+
+from psrl.config.machine import Machine
+from psrl.config.model_size import DTYPE_BYTES, ModelSize, kv_cache_bytes
+from psrl.config.planned_process import MIB, PROCESS_BYTES, PlannedProcess, threads_of
+from psrl.config.tree import Config
+
+WEIGHT_VERSIONS_KEPT = 2
+"""Of `runtime.parameter_server`; a test holds the two equal."""
+
+
+def engine_replicas(config: Config, machine: Machine, size: ModelSize) -> PlannedProcess:
+    """The servers that generate, training and validation together."""
+    rollout, dtype = config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.model.dtype
+    if rollout.name == "scripted":
+        memory, reason = PROCESS_BYTES["plain"], "answers from a script"
+    else:
+        val = config.train_actor_rollout_ref.rollout
+        longest = max(each.prompt_length + each.response_length for each in (rollout, val))
+        cache = kv_cache_bytes(size, num_slots=rollout.max_num_seqs, num_tokens=longest, dtype=dtype)
+        weights = 2 * size.num_parameters * DTYPE_BYTES[dtype]
+        logits = rollout.max_num_seqs * size.vocab_size * 4 * 3
+        memory = PROCESS_BYTES["torch"] + cache + weights + logits
+        reason = f"weights twice while they are read from the disk {weights / MIB:.0f} MiB; KV cache {cache / MIB:.0f} MiB"
+    return PlannedProcess(
+        role=f"{rollout.name} engine",
+        count=rollout.num_replicas,
+        num_cores=threads_of(rollout.num_threads, machine, rollout.num_replicas),
+        memory_bytes=memory,
+        reason=reason,
+        key="gen_actor_rollout_ref.rollout.max_num_seqs",
+    )
+
+
+def parameter_server(config: Config, size: ModelSize, *, with_training: bool) -> PlannedProcess:
+    """Its actor, and the weights that trainer and replicas of a node share."""
+    versions = weight_versions_at_once(config) if with_training else 0
+    shared = versions * size.num_parameters * DTYPE_BYTES[config.train_actor_rollout_ref.model.dtype]
+    return PlannedProcess(
+        role="parameter server",
+        count=1,
+        num_cores=0,
+        memory_bytes=PROCESS_BYTES["plain"] + shared,
+        reason=f"{versions} versions of the weights in shared memory {shared / MIB:.0f} MiB",
+        key="train_actor_rollout_ref.model.path",
+    )
+
+
+def weight_versions_at_once(config: Config) -> int:
+    """Most versions in the memory that trainer and replicas share: those kept, one that is written, older ones that replicas serve.
+
+    Example:
+        staleness 3 and 8 replicas, 7 being written: 6 and 5 are kept, 4 and 3 may still be served: 5 versions.
+    """
+    served = min(config.gen_actor_rollout_ref.rollout.num_replicas, max(0, config.psrl.staleness - 1))
+    return WEIGHT_VERSIONS_KEPT + 1 + served
