@@ -24,7 +24,7 @@ LAYERS = (
         "processes",
         "simulation",
     ),
-    ("engines", "gateway", "agent_loops", "training"),
+    ("engines", "gateway", "agent_loops", "sandbox_server", "training"),
     ("runtime",),
     ("cli", "recipes"),
     ("__main__",),

@@ -15,7 +15,7 @@ from rich.text import Text
 from psrl.cli.doctor import doctor
 from psrl.cli.evaluate import evaluate
 from psrl.cli.prepare import OWN_OPTIONS, PrepareCommand, prepare
-from psrl.cli.serve import serve
+from psrl.cli.serving import serving
 from psrl.cli.sft import sft
 from psrl.cli.simulate import simulate
 from psrl.cli.train import train
@@ -36,7 +36,7 @@ app.command("sft")(sft)
 app.command("eval")(evaluate)
 app.command("prepare", cls=PrepareCommand, context_settings=OWN_OPTIONS)(prepare)
 app.command("doctor")(doctor)
-app.command("serve")(serve)
+app.add_typer(serving, name="serve")
 app.command("simulate")(simulate)
 app.command("view")(view)
 

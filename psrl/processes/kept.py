@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Never
 
 from psrl.errors import ProcessDiedError
-from psrl.processes.child import ChildProcess
+from psrl.processes.child import STOP_GRACE_S, ChildProcess
 
 HISTORY_CHARACTERS = 120
 """Of each earlier end, when a process is given up."""
@@ -112,7 +112,7 @@ class KeptProcess:
             await self._process.start(self._startup_timeout_s)
             self.num_restarts += 1
 
-    async def stop(self) -> None:
+    async def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """End it; may be called twice, and without a start. Cancel `keep` first."""
         if self._process is not None:
-            await asyncio.to_thread(self._process.stop)
+            await asyncio.to_thread(self._process.stop, grace_s)

@@ -148,7 +148,10 @@ class GuestSandbox(Sandbox):
 
     async def empty(self) -> None:
         """Remove all files that programs may have left; the sandbox is dead afterwards where that cannot be done."""
-        header, _ = await self._exchange({"op": "empty"}, b"", timeout_s=START_TIMEOUT_S)
+        try:
+            header, _ = await self._exchange({"op": "empty"}, b"", timeout_s=START_TIMEOUT_S)
+        except (SandboxError, TimeoutError):
+            return
         if header["is_suspect"]:
             self._kill()
 
