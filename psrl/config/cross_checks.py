@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Any
 
-from psrl.config.agent_checks import check_agent_yaml, check_agent_yaml_file, check_isolation
+from psrl.config.agent_checks import check_agent_yaml, check_isolation
 from psrl.config.async_checks import check_asynchrony
 from psrl.config.correction_checks import check_correction
 from psrl.config.fields import leaves_of, value_at
+from psrl.config.file_checks import check_model_files, require_file
 from psrl.config.gateway_checks import check_gateway, check_history_thinking
 from psrl.config.ranges import ROLLOUTS
 from psrl.config.rollout import RolloutConfig
@@ -63,18 +62,18 @@ SHIPPED_NAMES: dict[str, tuple[str, ...]] = {
 """What the registries hold, so that a misspelt name is refused before they are imported; a test compares the two."""
 
 
-def check_combinations(config: Config) -> None:
-    """Every rule that a training or validation run must keep.
+def check_combinations(config: Config, *, is_trained: bool = True) -> None:
+    """Every rule that a training or validation run must keep; without training, those of groups, batches and losses do not count.
 
     Raises:
         ConfigError: The first broken rule.
     """
-    for check in (_check_data, _check_groups, _check_batches, _check_loss, _check_optimizer, _check_reward, _check_trainer):
+    training = (_check_groups, _check_batches, _check_loss, _check_optimizer, _check_training_sampling) if is_trained else ()
+    for check in (_check_data, *training, _check_reward, _check_trainer):
         check(config)
     for rollout in ROLLOUTS:
         _check_rollout(config, rollout)
     _check_one_set_of_engines(config)
-    _check_training_sampling(config)
     check_correction(config)
     check_gateway(config)
     check_asynchrony(config)
@@ -98,34 +97,8 @@ def check_sft(config: Config) -> None:
     if sft.warmup_steps > sft.num_steps:
         _refuse(config, "sft.warmup_steps", f"warms up longer than sft.num_steps={sft.num_steps}", f"set at most {sft.num_steps}")
     for index, path in enumerate(sft.train_files):
-        _require_file(f"sft.train_files[{index}]", path)
-    _check_model_files(config)
-
-
-def check_files(config: Config, *, is_validation_alone: bool = False, is_model_elsewhere: bool = False) -> None:
-    """Everything that the settings name on disk, and that is needed, is there.
-
-    Raises:
-        ConfigError: The first missing file, with its key.
-    """
-    if not (is_validation_alone or config.data.train_files or config.data.generator.name):
-        fix = "set data.train_files=[rows.jsonl]; for validation alone: psrl eval"
-        raise ConfigError(key="data.train_files", value=[], rule="no source of training tasks is set", fix=fix)
-    for index, path in enumerate(() if is_validation_alone else config.data.train_files):
-        _require_file(f"data.train_files[{index}]", path, config.recipe)
-    for index, path in enumerate(config.data.val_files):
-        _require_file(f"data.val_files[{index}]", path, config.recipe)
-    if not is_model_elsewhere:
-        _check_model_files(config)
-    optional = ["custom_reward_function.path"]
-    optional += [f"{rollout}.{key}" for rollout in ROLLOUTS for key in ("multi_turn.tool_config_path", "script_path")]
-    for key in optional:
-        if value_at(config, key):
-            _require_file(key, value_at(config, key))
-    for rollout in ROLLOUTS:
-        check_agent_yaml_file(config, rollout)
-    if config.train_actor_rollout_ref.ref.path and not is_model_elsewhere:
-        _require_model_folder("train_actor_rollout_ref.ref.path", config.train_actor_rollout_ref.ref.path)
+        require_file(f"sft.train_files[{index}]", path)
+    check_model_files(config)
 
 
 def check_names(config: Config, known: Mapping[str, Sequence[str]]) -> None:
@@ -366,30 +339,3 @@ def _check_training_sampling(config: Config) -> None:
     if config.train_actor_rollout_ref.rollout.temperature == 0 and config.trainer.val_greedy:
         rule = f"repeats the validation, which is greedy already ({VAL}.temperature=0)"
         _refuse(config, "trainer.val_greedy", rule, "set trainer.val_greedy=false")
-
-
-def _check_model_files(config: Config) -> None:
-    model = config.train_actor_rollout_ref.model
-    _require_model_folder(f"{MODEL}.path", model.path)
-    if model.tokenizer_path and not Path(model.tokenizer_path).is_dir():
-        _missing(f"{MODEL}.tokenizer_path", model.tokenizer_path, "a folder with a tokenizer")
-
-
-def _require_model_folder(key: str, path: str) -> None:
-    folder = Path(path)
-    if not folder.is_dir():
-        _missing(key, path, "a folder with config.json and weights")
-    if not (folder / "config.json").is_file():
-        raise ConfigError(key=key, value=path, rule="holds no config.json", fix="name the folder of a Hugging Face model")
-
-
-def _require_file(key: str, path: str, recipe: str = "") -> None:
-    if not Path(path).is_file():
-        _missing(key, path, "a file", recipe)
-
-
-def _missing(key: str, path: Any, what: str, recipe: str = "") -> None:
-    is_ours = recipe != "" and (Path(__file__).parent.parent / "recipes" / recipe / "prepare.py").is_file()
-    makes = f"or make it: psrl prepare {recipe}" if is_ours else "where a recipe makes it: psrl prepare RECIPE"
-    fix = f"name {what} that exists (relative paths start at {Path.cwd()}); {makes}"
-    raise ConfigError(key=key, value=path, rule="is not on this machine", fix=fix)

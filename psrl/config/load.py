@@ -26,8 +26,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from psrl.config.cross_checks import check_combinations, check_files, check_sft
+from psrl.config.cross_checks import check_combinations, check_sft
 from psrl.config.fields import leaves_of, section_keys, value_at
+from psrl.config.file_checks import Needs, check_files
 from psrl.config.ranges import CHOICES, check_values
 from psrl.config.rollout import RolloutConfig
 from psrl.config.tree import Config
@@ -69,10 +70,28 @@ class Purpose(StrEnum):
     ENDPOINT = "endpoint"
     """Validation of a model that somebody else serves: neither model nor training rows need be here."""
     SIMULATION = "simulation"
+    ROLLOUT = "rollout"
+    """Episodes of the training tasks, played by psrl's engines and not trained on."""
+    ENDPOINT_ROLLOUT = "endpoint rollout"
+    """The same, by a model that somebody else serves."""
+    REGRADE = "regrade"
+    """New rewards of stored episodes: nothing is played."""
     """On virtual time: no file that the settings name need be here."""
 
 
 def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose = Purpose.TRAIN) -> Config:
+NEEDS = {
+    Purpose.TRAIN: Needs(),
+    Purpose.VALIDATION: Needs(train_rows=False),
+    Purpose.ENDPOINT: Needs(train_rows=False, model=False),
+    Purpose.ROLLOUT: Needs(val_rows=False),
+    Purpose.ENDPOINT_ROLLOUT: Needs(val_rows=False, model=False),
+    Purpose.REGRADE: Needs(train_rows=False, val_rows=False, model=False, episodes=False),
+    Purpose.SIMULATION: None,
+}
+UNTRAINED = (Purpose.ROLLOUT, Purpose.ENDPOINT_ROLLOUT, Purpose.REGRADE)
+
+
     """Compose and check the settings of a run.
 
     Args:
@@ -94,12 +113,11 @@ def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose 
     check_values(config)
     if purpose is Purpose.SFT:
         check_sft(config)
-    else:
-        check_combinations(config)
-        if purpose is Purpose.SIMULATION:
-            return config
-        is_validation_alone = purpose in (Purpose.VALIDATION, Purpose.ENDPOINT)
-        check_files(config, is_validation_alone=is_validation_alone, is_model_elsewhere=purpose is Purpose.ENDPOINT)
+        return config
+    check_combinations(config, is_trained=purpose not in UNTRAINED)
+    needs = NEEDS[purpose]
+    if needs is not None:
+        check_files(config, needs)
     return config
 
 

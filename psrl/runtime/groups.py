@@ -73,6 +73,8 @@ class GroupRequest:
     tickets: tuple[EpisodeTicket, ...]
     wants_records: bool
     """Whether the full episodes come back, for the run folder."""
+    wants_rows: bool = True
+    """Whether training episodes go to the data plane; those of validation never do."""
     num_needed: int | None = None
     """How many judged episodes make it complete: the others are ended then. None: all are played to their ends."""
     attempt: int = 0
@@ -256,7 +258,8 @@ class AgentWorker:
     async def _result(self, request: GroupRequest, members: Sequence[Member], *, is_cancelled: bool) -> GroupResult:
         assert self._data_plane is not None, "connect() comes first"
         kept = [] if is_cancelled else [member.episode for member in members if member.episode is not None]
-        rows = [] if request.tickets[0].is_validation else [row for episode in kept for row in rows_of(episode)]
+        is_trained_on = request.wants_rows and not request.tickets[0].is_validation
+        rows = [row for episode in kept for row in rows_of(episode)] if is_trained_on else []
         meta = await asyncio.to_thread(self._data_plane.put, rows) if rows else meta_of([], Partition.TRAIN)
         judged = [episode for episode in kept if episode.score.reward is not None]
         versions = [version for episode in judged if (version := oldest_version_of(episode)) is not None]
