@@ -15,6 +15,7 @@ from rich.text import Text
 from psrl.cli.doctor import doctor
 from psrl.cli.evaluate import evaluate
 from psrl.cli.prepare import OWN_OPTIONS, PrepareCommand, prepare
+from psrl.cli.rollout import rollout
 from psrl.cli.serving import serving
 from psrl.cli.sft import sft
 from psrl.cli.simulate import simulate
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command("train")(train)
 app.command("sft")(sft)
 app.command("eval")(evaluate)
+app.command("rollout")(rollout)
 app.command("prepare", cls=PrepareCommand, context_settings=OWN_OPTIONS)(prepare)
 app.command("doctor")(doctor)
 app.add_typer(serving, name="serve")

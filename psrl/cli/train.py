@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from psrl.cli.arguments import Overrides, Recipe
+from psrl.cli.resume_options import settings_of
 from psrl.errors import ConfigError
 
 
@@ -28,9 +29,9 @@ def train(
     root, name = where_runs_lie(recipe, overrides or [])
     run = resume_from or (_last_run(root, name) if resume else None)
     # A run's own settings count, and need not fit the recipe's of today.
-    config = load_config(str(_settings_of(run)) if run is not None else recipe, overrides or [])
+    config = load_config(str(settings_of(run)) if run is not None else recipe, overrides or [])
     if run is not None:
-        check_changes(changed_settings(_settings_of(run), config))
+        check_changes(changed_settings(settings_of(run), config))
     plan = make_plan(config, read_machine())
     if dry_run:
         from psrl.cli.plan_table import print_dry_run
@@ -41,14 +42,6 @@ def train(
     from psrl.runtime import controller
 
     print_summary(controller.train(config, resume_from=run))
-
-
-def _settings_of(run: Path) -> Path:
-    """The run's own settings: what it was started with holds unless an override says otherwise now."""
-    if not (run / "config.yaml").is_file():
-        rule = "is no run folder (it has no config.yaml)"
-        raise ConfigError(key="--resume-from", value=str(run), rule=rule, fix="name a folder runs/<recipe>/<start time>")
-    return run / "config.yaml"
 
 
 def _last_run(root: Path, recipe: str) -> Path:

@@ -25,6 +25,8 @@ class DataConfig:
     prompt_key: str = "prompt"
     train_batch_size: int = 16
     """Groups (tasks) per training step."""
+    train_max_samples: int = 0
+    """Most training tasks, the first ones; 0 takes all."""
     val_max_samples: int = 0
     """Most validation tasks; 0 takes all."""
     max_prompt_length: int = 512

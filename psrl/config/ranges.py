@@ -102,6 +102,7 @@ BOUNDS: dict[str, Bounds] = {
     "reward.execution.memory_mb": COUNT,
     "reward.execution.num_processes": COUNT,
     "reward.execution.disk_mb": COUNT,
+    "data.train_max_samples": NOT_NEGATIVE,
     "reward.overlong_buffer.len": COUNT,
     "reward.overlong_buffer.penalty_factor": POSITIVE,
     "reward.overlong_buffer.max_sampled_tokens": COUNT,

@@ -23,6 +23,7 @@ FIXED: dict[str, str] = {
     "data.generator.num_train": _TASKS,
     "data.generator.seed": _TASKS,
     "data.prompt_key": _TASKS,
+    "data.train_max_samples": _TASKS,
     "data.max_prompt_length": _TASKS,
     "data.filter_overlong_prompts": _TASKS,
     "data.max_bad_rows": _TASKS,

@@ -160,6 +160,8 @@ def build_source(data: DataConfig, *, prompt_tokens: PromptTokens) -> TaskSource
     if not kept_train:
         rule = f"leaves no training task: all {len(train.tasks)} prompts are longer"
         raise ConfigError(key="data.max_prompt_length", value=data.max_prompt_length, rule=rule, fix="raise it")
+    if data.train_max_samples:
+        kept_train = kept_train[: data.train_max_samples]
     if data.val_max_samples:
         kept_val = kept_val[: data.val_max_samples]
     counts = dict(train.bad_row_counts)
@@ -195,12 +197,33 @@ def build_validation_tasks(data: DataConfig, *, prompt_tokens: PromptTokens | No
     return [replace(task, uid=TaskUid(f"val-0-{row}")) for row, task in enumerate(tasks[: data.val_max_samples or None])]
 
 
+def build_training_tasks(data: DataConfig, *, prompt_tokens: PromptTokens | None) -> list[Task]:
+    """The training tasks alone, each once in the order of the files, as the first epoch names them; validation rows need not be there.
+
+    Args:
+        data: The section.
+        prompt_tokens: As `build_validation_tasks`.
+
+    Raises:
+        ConfigError: There is none, too many rows are bad, or a prompt is too long.
+    """
+    _check_one_source(data)
+    if data.generator.name is not None:
+        tasks: Sequence[Task] = build_generator(data.generator.name).train_tasks(data.generator.num_train, seed=data.generator.seed)
+    else:
+        tasks = load_rows(data.train_files, prompt_key=data.prompt_key, max_bad_rows=data.max_bad_rows, partition="train").tasks
+    if prompt_tokens is not None:
+        tasks, _ = _check_lengths(tasks, data, prompt_tokens)
+    if not tasks:
+        rule, fix = "there is no training task", "name files with rows; longer prompts: data.max_prompt_length"
+        raise ConfigError(key="data.train_files", value=data.train_files, rule=rule, fix=fix)
+    return [replace(task, uid=_uid_of(0, row)) for row, task in enumerate(tasks[: data.train_max_samples or None])]
+
+
 def _loaded(data: DataConfig) -> tuple[LoadedRows, LoadedRows]:
     """(training, validation)"""
+    _check_one_source(data)
     name = data.generator.name
-    if (name is None) == (not data.train_files):
-        rule = "exactly one of data.train_files and data.generator.name must be set"
-        raise ConfigError(key="data.train_files", value=data.train_files, rule=rule, fix="name files, or a generator")
     if name is not None:
         generator = build_generator(name)
         made = (
@@ -219,6 +242,12 @@ def _loaded(data: DataConfig) -> tuple[LoadedRows, LoadedRows]:
         num_bad_before=len(train.bad_rows),
     )
     return train, val
+
+
+def _check_one_source(data: DataConfig) -> None:
+    if (data.generator.name is None) == (not data.train_files):
+        rule = "exactly one of data.train_files and data.generator.name must be set"
+        raise ConfigError(key="data.train_files", value=data.train_files, rule=rule, fix="name files, or a generator")
 
 
 def _check_lengths(tasks: Sequence[Task], data: DataConfig, prompt_tokens: PromptTokens) -> tuple[list[Task], int]:

@@ -17,7 +17,7 @@ from psrl.config.gateway_checks import starts_gateway
 from psrl.config.rollout import AgentConfig
 from psrl.config.tree import Config
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
-from psrl.datasets.source import TaskSource, build_source, build_validation_tasks
+from psrl.datasets.source import TaskSource, build_source, build_training_tasks, build_validation_tasks
 from psrl.gateway.gateway import GatewaySettings
 from psrl.processes.kept import RestartLimit
 from psrl.runtime.actors.agent_worker import AgentWorkerActor
@@ -302,5 +302,14 @@ def load_validation_tasks(config: Config, renderer: HfRenderer) -> list[Task]:
 
 def _first_prompts(config: Config, renderer: HfRenderer) -> FirstPrompts:
     tool_path = config.gen_actor_rollout_ref.rollout.multi_turn.tool_config_path
+def load_training_tasks(config: Config, renderer: HfRenderer) -> list[Task]:
+    """The training tasks alone, each once in the order of the files.
+
+    Raises:
+        ConfigError, RowError: See `load_tasks`; or there is none.
+    """
+    return build_training_tasks(config.data, prompt_tokens=_first_prompts(config, renderer).num_tokens)
+
+
     tools = load_tools(tool_path, program_runner=build_interpreter(config.sandbox)) if tool_path else []
     return FirstPrompts(config, renderer, [tool.schema for tool in tools])

@@ -62,7 +62,7 @@ async def _evaluate(config: Config, record: RunRecord, tasks: Sequence[Task]) ->
         results.add(episode)
         if len(recorded | {episode.task.uid}) <= (config.trainer.trajectories_per_step or len(tasks)):
             recorded.add(episode.task.uid)
-            record.validation_episode(episode, step)
+            record.episode(episode, step)
 
     def tell(num_done: int, num_tasks: int) -> None:
         record.activity(f"validating: {num_done}/{num_tasks} tasks")

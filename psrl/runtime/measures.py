@@ -19,17 +19,21 @@ SAID = ("env", "agent")
 def step_metrics(groups: Sequence[GroupResult]) -> dict[str, float]:
     """Reward, accuracy, turns, tools, outcomes and environment numbers of the episodes that an update trained on."""
     episodes = [summary for group in groups for summary in group.summaries]
-    rewards = [summary.reward for summary in episodes if summary.reward is not None]
+    return episode_metrics(episodes) | {names.GROUPS_TRAINED_COUNT: float(len(groups))}
+
+
+def episode_metrics(episodes: Sequence[EpisodeSummary]) -> dict[str, float]:
+    """The same of any episodes, of which there is one at least; no reward or accuracy where none was judged."""
     metrics = {
-        names.REWARD_MEAN: fmean(rewards),
-        names.REWARD_STD: pstdev(rewards),
         names.TURNS_MEAN: fmean(summary.num_turns for summary in episodes),
         names.TOOL_RATE: tool_rate(episodes),
         names.TOOL_ERRORS_MEAN: fmean(num_tool_errors(summary) for summary in episodes),
         names.SAMPLED_TOKENS_MEAN: fmean(summary.num_sampled for summary in episodes),
         names.GENERATION_TOKENS_COUNT: float(sum(summary.num_sampled for summary in episodes)),
-        names.GROUPS_TRAINED_COUNT: float(len(groups)),
     }
+    rewards = [summary.reward for summary in episodes if summary.reward is not None]
+    if rewards:
+        metrics |= {names.REWARD_MEAN: fmean(rewards), names.REWARD_STD: pstdev(rewards)}
     judged = [summary.accuracy for summary in episodes if summary.accuracy is not None]
     if judged:
         metrics[names.ACCURACY_MEAN] = fmean(judged)

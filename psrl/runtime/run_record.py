@@ -48,7 +48,10 @@ class TrainSummary:
 class RunRecord:
     """Writes the run folder and shows the run; a context manager, so that the terminal is given back."""
 
-    def __init__(self, config: Config, folder: RunFolder, *, first_step: int, decode: Callable[[list[int]], str]) -> None:
+    def __init__(
+        self, config: Config, folder: RunFolder, *, first_step: int, decode: Callable[[list[int]], str], total_steps: int | None = None
+    ) -> None:
+        """`total_steps`: where the run ends, `trainer.total_training_steps` unless given."""
         self.folder = folder
         self._config = config
         self._first_step = first_step
@@ -67,7 +70,7 @@ class RunRecord:
         trainer = config.trainer
         self._live = LiveDisplay(
             title=config.recipe,
-            total_steps=trainer.total_training_steps,
+            total_steps=trainer.total_training_steps if total_steps is None else total_steps,
             model=f"{short_number(read_model_size(config.train_actor_rollout_ref.model.path).num_parameters)} parameters",
             run_folder=folder.path,
             first_step=first_step,
@@ -129,13 +132,10 @@ class RunRecord:
         for episode in result.records:
             if limit == 0 or self._num_recorded < limit:
                 self._num_recorded += 1
-                self._write_episode(episode, self._step + 1)
+                self.episode(episode, self._step + 1)
 
-    def validation_episode(self, episode: Episode, step: int) -> None:
-        """Write an episode that the weights of `step` played."""
-        self._write_episode(episode, step)
-
-    def _write_episode(self, episode: Episode, step: int) -> None:
+    def episode(self, episode: Episode, step: int) -> None:
+        """Write an episode: of training in the step that it is for, of validation after the step whose weights played it."""
         pieces = [[self._text_of(token) for token in trajectory.ids()] for trajectory in episode.result.trajectories]
         self._trajectories.write(episode, step=step, pieces=pieces)
 

@@ -5,6 +5,7 @@ metrics.jsonl          one line per logged step
 groups.jsonl           what became of every training group
 tensorboard/           the same for TensorBoard
 trajectories/*.jsonl   every kept episode: train.jsonl, val.jsonl
+rollout.json           of `psrl rollout`: what it plays, and at which model
 predictions.json       of an evaluation of problems: the patches, in SWE-bench's format
 results.json           of the same: each problem's verdict
 errors.jsonl           what failed, when, and whether trying again can help
@@ -134,6 +135,11 @@ class RunFolder:
     def trajectories(self) -> Path:
         """Folder of `train.jsonl` and `val.jsonl`."""
         return self.path / "trajectories"
+
+    @property
+    def rollout(self) -> Path:
+        """What a rollout plays; only rollouts have it."""
+        return self.path / "rollout.json"
 
     @property
     def errors(self) -> Path:

@@ -9,17 +9,15 @@ from collections.abc import Callable
 from psrl.config.algorithm import FilterGroupsConfig
 from psrl.config.psrl_section import PsrlConfig
 from psrl.data_plane import DataPlane
-from psrl.errors import TooManyFailuresError
 from psrl.runtime.board import SURPLUS, Board, Unwanted
+from psrl.runtime.failures import FailureLimit
 from psrl.runtime.groups import EpisodeSummary, GroupResult
 from psrl.staleness import DynamicSampling, has_signal
 from psrl.telemetry import names
-from psrl.telemetry.errors_log import ErrorLog, ErrorRates
+from psrl.telemetry.errors_log import ErrorLog
 from psrl.telemetry.group_log import Fate, GroupFate
 from psrl.types import Outcome
 
-INFRA_WINDOW = 64
-"""Episodes over which the rate of those is taken that could not be judged, whatever failed."""
 INCOMPLETE = Unwanted(fate=Fate.DROPPED, may_come_again=False)
 """Members ended `infra_error` for good."""
 WITHOUT_SIGNAL = Unwanted(fate=Fate.FILTERED, may_come_again=False)
@@ -55,10 +53,9 @@ class AssembleLoop:
         # With staleness, groups of several updates may arrive before the first of them.
         max_filtered = filter_groups.max_num_gen_batches * groups_per_step * (settings.staleness + 1)
         self._sampling = DynamicSampling(max_filtered=max_filtered) if filter_groups.enable else None
-        self._errors = errors
         self._report = report
         self._record_fate = record_fate
-        self._rates = ErrorRates(INFRA_WINDOW)
+        self._failures = FailureLimit(errors, max_rate=settings.max_infra_error_rate)
         self._arrived: list[EpisodeSummary] = []
         self._num_by_fate: Counter[Fate] = Counter()
         self._num_reissued = 0
@@ -79,7 +76,7 @@ class AssembleLoop:
                 await self._leave_out(result, unwanted)
                 continue
             self._arrived += result.summaries
-            self._count_failures(result)
+            self._failures.count(result.summaries, step=self._board.version)
             is_to_come_again = False
             if not self._has_enough_members(result):
                 await self._leave_out(result, INCOMPLETE)
@@ -131,29 +128,6 @@ class AssembleLoop:
             )
         )
         return False
-
-    def _count_failures(self, result: GroupResult) -> None:
-        for summary in result.summaries:
-            if summary.outcome is not Outcome.ABORTED:
-                self._rates.observe(None if summary.reward is not None else "unjudged")
-            if summary.error is not None:
-                self._log(summary)
-        rate = self._rates.rate()
-        if self._rates.num_units >= INFRA_WINDOW and rate > self._settings.max_infra_error_rate:
-            causes = Counter(summary.error for summary in result.summaries if summary.error is not None)
-            raise TooManyFailuresError(
-                f"{rate:.0%} of the last {INFRA_WINDOW} episodes could not be judged: infra_error, or a grader that failed "
-                f"(psrl.max_infra_error_rate={self._settings.max_infra_error_rate:g}); most often: {causes.most_common(1)}"
-            )
-
-    def _log(self, summary: EpisodeSummary) -> None:
-        self._errors.record_text(
-            summary.outcome.value,
-            summary.error or "",
-            is_retryable=summary.outcome is Outcome.INFRA_ERROR,
-            unit=summary.uid,
-            step=self._board.version,
-        )
 
     def _count_filtered(self, result: GroupResult) -> None:
         assert self._sampling is not None

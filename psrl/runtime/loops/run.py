@@ -155,7 +155,7 @@ class RunLoops:
         )
         self._validate = ValidationLoop(
             board=self._board,
-            validation=make_validation(config, self._source.validation_tasks(), self._cluster, record=self._record.validation_episode),
+            validation=make_validation(config, self._source.validation_tasks(), self._cluster, record=self._record.episode),
             begun=self._record.begin_validation,
             done=self._record.validation,
             # A sync under way, a replica that is started again meanwhile, and the sync that is asked for.
