@@ -19,6 +19,7 @@ BROAD_EXCEPT_ALLOWED: dict[str, str] = {
     "psrl/agent_loops/agent_thread.py": "whatever an agent raises in its thread ends its episode, also sys.exit",
     "psrl/agent_loops/mini_swe_process.py": "a program of its own: whatever mini-swe-agent raises is how its episode ended",
     "psrl/data_plane/transfer_queue.py": "whatever a call raised in its thread is raised where it is waited for",
+    "psrl/engines/vllm/worker_extension.py": "whatever vLLM's loaders raise, the old weights must be put back",
     "psrl/environments/check.py": "whatever an author's environment raises is a finding",
     "psrl/gateway/turns.py": "a turn that failed for any reason of psrl's own must not be judged as the agent's",
     "psrl/rewards/grading_worker.py": "runs the user's checker in its own process: whatever it raises is the answer",

@@ -19,6 +19,7 @@ from psrl.config.ranges import ROLLOUTS
 from psrl.config.rollout import RolloutConfig
 from psrl.config.sandbox_checks import check_sandbox
 from psrl.config.tree import Config
+from psrl.config.vllm_checks import VLLM_KEYS, check_vllm
 from psrl.errors import ConfigError
 
 GEN, VAL = ROLLOUTS
@@ -38,6 +39,7 @@ SHARED_ROLLOUT_KEYS = (
     "multi_turn.tool_config_path",
     "agent.num_workers",
     "agent.max_concurrent_episodes",
+    *VLLM_KEYS,
 )
 """Properties of processes that training and validation share: one value for both."""
 
@@ -79,6 +81,7 @@ def check_combinations(config: Config, *, is_trained: bool = True) -> None:
     check_asynchrony(config)
     check_history_thinking(config)
     check_sandbox(config)
+    check_vllm(config)
     check_isolation(config)
     check_names(config, SHIPPED_NAMES)
 

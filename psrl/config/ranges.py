@@ -52,6 +52,11 @@ _ROLLOUT_BOUNDS = {
     "response_length": COUNT,
     "max_num_seqs": COUNT,
     "num_threads": NOT_NEGATIVE,
+    "tensor_model_parallel_size": COUNT,
+    "pipeline_model_parallel_size": COUNT,
+    "data_parallel_size": COUNT,
+    "gpu_memory_utilization": Bounds(above=0, at_most=1),
+    "max_num_batched_tokens": COUNT,
     "request_timeout_s": SECONDS,
     "startup_timeout_s": SECONDS,
     "multi_turn.max_turns": COUNT,
@@ -187,12 +192,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 NOT_YET: dict[str, dict[str, str]] = {
-    **{f"{rollout}.name": {"vllm": "torch"} for rollout in ROLLOUTS},
     "psrl.ps_mode": {"nccl": "cpu_ref", "nixl_cpu": "cpu_ref"},
     "sandbox.backend": {"sandbox_fusion": "docker"},
 }
 """Choices of the design that this version does not have -> what to use today."""
-CHOICES |= {f"{rollout}.name": ("torch", "scripted") for rollout in ROLLOUTS} | {"psrl.ps_mode": ("cpu_ref",)}
+CHOICES |= {f"{rollout}.name": ("torch", "vllm", "scripted") for rollout in ROLLOUTS} | {"psrl.ps_mode": ("cpu_ref",)}
 
 
 def check_values(config: Config) -> None:

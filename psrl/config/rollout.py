@@ -55,8 +55,24 @@ class RolloutConfig:
     """Engine and sampling."""
 
     name: str = "torch"
-    """Engine: `torch` or `scripted`."""
+    """Engine: `torch`, `vllm` or `scripted`."""
     num_replicas: int = 1
+    engine_python: str | None = None
+    """Of `vllm`: the Python that has it; null finds `.venv-vllm`, which `scripts/setup.sh vllm` makes, else this one where it has vLLM."""
+    tensor_model_parallel_size: int = 1
+    """Of `vllm`: processes (GPUs) over which each layer of a replica is split."""
+    pipeline_model_parallel_size: int = 1
+    """Of `vllm`: processes (GPUs) over which a replica's layers are divided."""
+    data_parallel_size: int = 1
+    """Of `vllm`: copies of the model inside a replica, which shares its requests out among them."""
+    gpu_memory_utilization: float = 0.5
+    """Of `vllm` on a GPU: the share of its memory that weights and keys take. On a CPU the keys have what max_num_seqs needs."""
+    enforce_eager: bool = True
+    """Of `vllm`: start at once, without compilation and CUDA graphs; false decodes faster after a start of minutes."""
+    max_num_batched_tokens: int = 8192
+    """Of `vllm`: most tokens of one step, prompts included."""
+    enable_prefix_caching: bool = True
+    """Of `vllm`: keys of a prompt's beginning are used again. They never cross a version of the weights."""
     n: int = 1
     """Of train_actor_rollout_ref: episodes per validation task (mean@n). Of gen_actor_rollout_ref: 1; training groups have
     psrl.rollout_n."""
@@ -70,7 +86,7 @@ class RolloutConfig:
     max_num_seqs: int = 64
     """Sequences that the engine decodes at once."""
     num_threads: int = 0
-    """CPU threads of a replica; 0 shares the machine's cores among the replicas."""
+    """CPU threads of a replica (of `vllm`: of each of its processes that compute); 0 shares the machine's cores among the replicas."""
     request_timeout_s: float = 120.0
     startup_timeout_s: float = 120.0
     device: str = "auto"

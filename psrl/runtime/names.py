@@ -26,6 +26,7 @@ from psrl.environments.base import environments
 from psrl.errors import ConfigError
 from psrl.registry import Registry
 from psrl.rewards.base import scorers
+from psrl.runtime.engines import vllm_python
 from psrl.runtime.imports import make_importable
 from psrl.telemetry.trackers import trackers
 from psrl.types import Task
@@ -53,7 +54,8 @@ def resolve_names(config: Config) -> None:
     """Resolve every name that settings choose; `import_folder` may hold the user's own classes.
 
     Raises:
-        ConfigError: A name is neither registered nor importable, or a loop needs a gateway that the run does not start.
+        ConfigError: A name is neither registered nor importable, or a loop needs a gateway that the run does not start, or the engine is
+            not installed.
     """
     make_importable(config.import_folder)
     for key, registry in REGISTRIES.items():
@@ -66,6 +68,8 @@ def resolve_names(config: Config) -> None:
                 raise ConfigError(key=key, value=name, rule=error.rule, fix=error.fix) from error
         if key.endswith(".default_agent_loop"):
             _check_loop(value, key, config)
+    if config.gen_actor_rollout_ref.rollout.name == "vllm":
+        vllm_python(config.gen_actor_rollout_ref.rollout)
 
 
 def check_loop_of(task: Task, config: Config) -> None:

@@ -67,7 +67,6 @@ WRONG = [
     (["sandbox.cpus=-1"], "sandbox.cpus", -1.0, "sandbox.cpus=0.0"),
     # Choices.
     ([f"{GEN}.name=sglang"], f"{GEN}.name", "sglang", "torch, scripted"),
-    ([f"{GEN}.name=vllm"], f"{GEN}.name", "vllm", f"{GEN}.name=torch"),
     (["psrl.ps_mode=nccl"], "psrl.ps_mode", "nccl", "psrl.ps_mode=cpu_ref"),
     (["sandbox.backend=sandbox_fusion"], "sandbox.backend", "sandbox_fusion", "sandbox.backend=docker"),
     ([f"{ACTOR}.loss_agg_mode=token-mean"], f"{ACTOR}.loss_agg_mode", "token-mean", "token_mean"),

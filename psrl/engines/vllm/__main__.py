@@ -1,0 +1,124 @@
+"""`python -m psrl.engines.vllm --model-path FOLDER`: vLLM as an engine of psrl, by the Python of vLLM's virtual environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from psrl.engines.serving import add_engine_arguments, serve
+from psrl.errors import EngineError
+from psrl.processes.serving import die_with_parent
+
+CPU_BLOCK_TOKENS = 32
+"""Tokens of a block of keys, which a prefix is shared by; vLLM's default of 128 on CPUs shares little of a short prompt."""
+
+
+def main() -> int:
+    """Start vLLM, then serve until told to stop; 1 with one line on stderr when it cannot."""
+    began = time.perf_counter()
+    arguments = _arguments()
+    if arguments.parent_pid is not None:
+        die_with_parent(arguments.parent_pid, with_group=True)
+    set_environment(arguments)
+    try:
+        core = build_core(arguments)
+    except (EngineError, RuntimeError, ValueError, OSError) as error:  # vLLM's own start raises these
+        print(f"vllm engine: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return 1
+    print(f"vllm engine: ready after {time.perf_counter() - began:.1f} s", flush=True)
+    serve(core, arguments)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="psrl.engines.vllm")
+    parser.add_argument("--model-path", type=Path, required=True, help="Hugging Face folder with config.json and *.safetensors")
+    parser.add_argument("--max-model-len", type=int, required=True)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--num-threads", type=int, default=1, help="of each worker, on CPUs")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--pipeline-parallel-size", type=int, default=1)
+    parser.add_argument("--data-parallel-size", type=int, default=1)
+    parser.add_argument("--gpu-memory-utilization", type=float, default=0.5)
+    parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
+    parser.add_argument("--enforce-eager", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
+    add_engine_arguments(parser)
+    return parser.parse_args()
+
+
+def set_environment(arguments: argparse.Namespace) -> None:
+    """What vLLM and OpenMP read when they are imported, here and in vLLM's own processes."""
+    os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+    if arguments.device != "cpu":
+        return
+    # Threads are given out by psrl; bound ones of two replicas would share one core, and waiting ones must leave it to others.
+    os.environ.update(VLLM_CPU_OMP_THREADS_BIND="nobind", OMP_NUM_THREADS=str(arguments.num_threads), OMP_WAIT_POLICY="PASSIVE")
+    if _world_size(arguments) == 1:
+        # The worker then lives in the engine's process: one process less, and no two that spin while they wait for each other.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+def build_core(arguments: argparse.Namespace):  # noqa: ANN201 (vLLM is imported late, after the parent is watched)
+    """Start vLLM with these arguments, and print what it made of them.
+
+    Raises:
+        EngineError: The model has no weights.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from psrl.engines.vllm.core import VllmCore
+
+    is_cpu = arguments.device == "cpu"
+    given = {
+        "model": str(arguments.model_path),
+        "dtype": arguments.dtype,
+        "max_model_len": arguments.max_model_len,
+        "max_num_seqs": arguments.max_num_seqs,
+        "max_num_batched_tokens": max(arguments.max_num_batched_tokens, arguments.max_num_seqs),
+        "tensor_parallel_size": arguments.tensor_parallel_size,
+        "pipeline_parallel_size": arguments.pipeline_parallel_size,
+        "data_parallel_size": arguments.data_parallel_size,
+        "enforce_eager": arguments.enforce_eager,
+        "enable_prefix_caching": arguments.enable_prefix_caching,
+        "scheduling_policy": "priority",
+        "logprobs_mode": "processed_logprobs",
+    }
+    if is_cpu:
+        given |= {"kv_cache_memory_bytes": cpu_cache_bytes(arguments), "block_size": CPU_BLOCK_TOKENS}
+        given |= {"distributed_executor_backend": "uni"} if _world_size(arguments) == 1 else {}
+    else:
+        given |= {"gpu_memory_utilization": arguments.gpu_memory_utilization}
+    print("vllm engine: " + ", ".join(f"{name}={value}" for name, value in given.items()), flush=True)
+    args = AsyncEngineArgs(
+        **given,
+        skip_tokenizer_init=True,  # ids in, ids out
+        generation_config="vllm",  # sampling is the request's alone, nothing of the model's folder
+        worker_extension_cls="psrl.engines.vllm.worker_extension.PsrlWorker",
+        disable_log_stats=True,
+    )
+    return VllmCore(args, model_path=arguments.model_path)
+
+
+def cpu_cache_bytes(arguments: argparse.Namespace) -> int:
+    """Keys and values of twice as many full-length sequences as run at once, so that prefixes of ended turns stay for a while."""
+    from transformers import AutoConfig
+
+    shape = AutoConfig.from_pretrained(arguments.model_path)
+    kv_heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
+    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
+    token_bytes = 2 * shape.num_hidden_layers * kv_heads * head_dim * (4 if arguments.dtype == "float32" else 2)
+    length = -(-arguments.max_model_len // CPU_BLOCK_TOKENS) * CPU_BLOCK_TOKENS
+    return 2 * arguments.max_num_seqs * length * token_bytes // _world_size(arguments)
+
+
+def _world_size(arguments: argparse.Namespace) -> int:
+    return arguments.tensor_parallel_size * arguments.pipeline_parallel_size
+
+
+if __name__ == "__main__":
+    sys.exit(main())

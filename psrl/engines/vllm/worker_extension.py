@@ -1,0 +1,122 @@
+"""What psrl adds to vLLM's workers: they read a published version of the weights, and go back to the old one when that fails.
+
+Invariant: after every call the worker serves one whole version, or says `broken`. vLLM loads layer by layer into the tensors that it
+serves, so a load that ends half-way is undone by loading the version before.
+
+vLLM mixes this class into its worker (`worker_extension_cls`), so `self` also has the worker's `model_runner` and `device`. Imports
+nothing of vLLM's before it is in a worker.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from psrl.engine_client.bodies import manifest_from_json
+from psrl.errors import PsrlError
+from psrl.parameter_server.layout import read_tensors
+from psrl.parameter_server.transports.shared_memory import open_version
+from psrl.processes.serving import die_with_parent
+
+if TYPE_CHECKING:
+    from psrl.types import PolicyVersion
+
+Tensors = dict[str, torch.Tensor]
+FAILED = "failed"
+BROKEN = "broken"
+TIED_HEAD = "ParallelLMHead"
+"""Name of vLLM's class; where embeddings are tied it shares their tensor and is loaded through them."""
+
+
+class PsrlWorker:
+    """Methods that the engine calls in all workers at once (`collective_rpc`). Answers are dicts; nothing is raised over the wire."""
+
+    model_runner: Any
+    device: torch.device
+    _psrl_staged: tuple[PolicyVersion, Tensors] | None = None
+    _psrl_served: Tensors | None = None
+    """Where the served version lies; None: in the model's folder."""
+
+    def psrl_end_with_parent(self) -> dict[str, Any]:
+        """End this process when its parent ends, also when that is killed."""
+        die_with_parent(os.getppid())
+        return {}
+
+    def psrl_stage(self, manifest_json: dict[str, Any]) -> dict[str, Any]:
+        """Map a version, so that it stays until it is committed. Costs no time: nothing is read yet."""
+        self._psrl_staged = None
+        try:
+            manifest = manifest_from_json(manifest_json)
+            self._psrl_staged = (manifest.version, read_tensors(open_version(manifest), manifest))
+        except PsrlError as error:
+            return {FAILED: str(error)}
+        return {}
+
+    def psrl_commit(self, version: int) -> dict[str, Any]:
+        """Serve the staged version. The engine must stand still, and forget its keys.
+
+        Returns:
+            Nothing, or `failed` with the cause (the old version is served), or also `broken` (no version is).
+        """
+        if self._psrl_staged is None or self._psrl_staged[0] != version:
+            return {FAILED: f"version {version} is not staged in this worker"}
+        tensors = self._psrl_staged[1]
+        self._psrl_staged = None
+        cause = self._psrl_try(tensors)
+        if cause is None:
+            self._psrl_served = tensors
+            return {}
+        undone = self._psrl_try(self._psrl_served)
+        return {FAILED: cause} if undone is None else {FAILED: cause, BROKEN: undone}
+
+    def _psrl_try(self, tensors: Tensors | None) -> str | None:
+        """Load; what went wrong, or None."""
+        try:
+            with torch.no_grad():
+                self._psrl_load(tensors)
+        except Exception as error:  # noqa: BLE001
+            return f"{type(error).__name__}: {error}"
+        return None
+
+    def _psrl_load(self, tensors: Tensors | None) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+        model = self.model_runner.get_model()
+        if tensors is None:
+            self.model_runner.reload_weights()
+        else:
+            initialize_layerwise_reload(model)
+            try:
+                model.load_weights(iter(tensors.items()))
+                left_out = _left_out(model)
+            finally:
+                finalize_layerwise_reload(model, self.model_runner.model_config)
+            if left_out:
+                raise ValueError(f"vLLM loaded nothing into {left_out[:5]}")
+        if self.device.type == "cpu":
+            _pack_heads(model)
+        else:
+            torch.accelerator.synchronize()
+
+
+def _left_out(model: torch.nn.Module) -> list[str]:
+    """Layers with weights into which nothing was loaded; heads aside, which may share the embedding's."""
+    from vllm.model_executor.layers.attention import is_deferred_attention_layer
+    from vllm.model_executor.model_loader.reload import get_layerwise_info
+
+    def is_left_out(layer: torch.nn.Module) -> bool:
+        info = get_layerwise_info(layer)
+        is_untouched = info.can_load() and info.load_numel_total and not info.load_numel
+        has_weights = any(parameter.numel() for parameter in layer.parameters(recurse=False))
+        return bool(is_untouched and has_weights and type(layer).__name__ != TIED_HEAD and not is_deferred_attention_layer(layer))
+
+    return [name for name, layer in model.named_modules() if is_left_out(layer)]
+
+
+def _pack_heads(model: torch.nn.Module) -> None:
+    """On the CPU a head computes with a packed copy of its weight, which a reload does not renew where the weight is the embedding's."""
+    for layer in model.modules():
+        if type(layer).__name__ == TIED_HEAD and layer.weight.numel():
+            layer.quant_method.process_weights_after_loading(layer)
