@@ -2,8 +2,9 @@
 
 from docker_engine import docker_engine, own_engine
 from hypothesis import settings
+from sandbox_service import sandbox_service
 
-__all__ = ["docker_engine", "own_engine"]
+__all__ = ["docker_engine", "own_engine", "sandbox_service"]
 
 settings.register_profile("same", derandomize=True)
 settings.register_profile("new")

@@ -16,12 +16,13 @@ READERS = (MINI_SWE_LOOP, "mini_swe_env", "mini_swe_agent_data")
 
 
 def check_isolation(config: Config) -> None:
-    """Projects with a bug are played and graded only where what runs cannot reach this machine's files.
+    """Projects with a bug are played and graded only where what runs cannot reach this machine's files, and in places that last.
 
     Raises:
-        ConfigError: The backend is `process`, whose commands would run in this machine's own folder of that name.
+        ConfigError: The backend is `process`, whose commands would run in this machine's own folder of that name, or `sandbox_fusion`.
     """
-    if config.sandbox.backend != "process":
+    backend = config.sandbox.backend
+    if backend not in ("process", "sandbox_fusion"):
         return
     names = [config.reward.name] if config.reward.name == "execution" else []
     for side in (config.gen_actor_rollout_ref, config.train_actor_rollout_ref):
@@ -29,8 +30,10 @@ def check_isolation(config: Config) -> None:
         names += [name for name in (agent.default_agent_loop, agent.env.name, agent.data.name) if name in READERS]
     if names:
         rule = f"isolates nothing: with {names[0]}, what a policy wrote would run in this machine's own folders"
+        if backend == "sandbox_fusion":
+            rule = f"runs whole programs and keeps nothing, and {names[0]} needs a sandbox whose files stay"
         fix = "set sandbox.backend=bubblewrap (apt-get install bubblewrap) or sandbox.backend=docker"
-        raise ConfigError(key="sandbox.backend", value="process", rule=rule, fix=fix)
+        raise ConfigError(key="sandbox.backend", value=backend, rule=rule, fix=fix)
 
 
 def check_agent_yaml(config: Config, rollout: str) -> None:

@@ -47,6 +47,7 @@ PATH_KEYS = (
     "sft.output_path",
     "trainer.default_local_dir",
     "custom_reward_function.path",
+    "sandbox.api_key_file",
     "train_actor_rollout_ref.model.path",
     "train_actor_rollout_ref.model.tokenizer_path",
     "train_actor_rollout_ref.ref.path",

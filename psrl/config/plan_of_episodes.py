@@ -20,7 +20,7 @@ def processes_of_episodes(config: Config, *, num_cores: int) -> tuple[PlannedPro
     """In the order in which the plan shows them."""
     rollout = config.gen_actor_rollout_ref.rollout
     limit_bytes, rows = config.sandbox.memory_mb * MIB, []
-    if rollout.multi_turn.tool_config_path is not None:
+    if rollout.multi_turn.tool_config_path is not None and config.sandbox.backend != "sandbox_fusion":
         count = config.sandbox.num_workers * rollout.agent.num_workers
         rows.append(_waiting("sandbox", count, limit_bytes, "its limit, sandbox.memory_mb", "sandbox.memory_mb"))
     if plays_mini_swe(rollout):

@@ -155,6 +155,7 @@ BOUNDS: dict[str, Bounds] = {
     "sandbox.cpus": NOT_NEGATIVE,
     "sandbox.pull_timeout_s": SECONDS,
     "sandbox.wall_s": SECONDS,
+    "sandbox.max_queue_s": SECONDS,
     "sandbox.cpu_s": SECONDS,
     "sandbox.memory_mb": Bounds(at_least=32),
     "sandbox.num_processes": COUNT,
@@ -188,12 +189,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "psrl.proactive_filter.action": ("none", "retry", "truncate", "null"),
     "psrl.rollout_gateway.agent_sampling": ("override", "refuse"),
     "trainer.device": ("auto", "cpu", "cuda"),
-    "sandbox.backend": ("bubblewrap", "docker", "process"),
+    "sandbox.backend": ("bubblewrap", "docker", "sandbox_fusion", "process"),
 }
 
 NOT_YET: dict[str, dict[str, str]] = {
     "psrl.ps_mode": {"nccl": "cpu_ref", "nixl_cpu": "cpu_ref"},
-    "sandbox.backend": {"sandbox_fusion": "docker"},
 }
 """Choices of the design that this version does not have -> what to use today."""
 CHOICES |= {f"{rollout}.name": ("torch", "vllm", "scripted") for rollout in ROLLOUTS} | {"psrl.ps_mode": ("cpu_ref",)}

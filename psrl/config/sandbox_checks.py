@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from importlib import metadata
+from pathlib import Path
 
-from psrl.config.sandbox import SandboxConfig
+from psrl.config.sandbox import SandboxConfig, service_urls_of
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
-WITHOUT_NETWORK = ("bubblewrap", "process")
+WITHOUT_NETWORK = ("bubblewrap", "process", "sandbox_fusion")
+OF_SERVICES = ("urls", "api_key_file", "max_queue_s")
+NOT_OF_SERVICES = ("max_starts", "cpu_s", "num_processes", "disk_mb", "packages")
+"""What a service decides for itself."""
 ENGINE_SCHEMES = ("unix://", "tcp://", "http://")
 
 
@@ -32,6 +36,7 @@ def check_sandbox(config: Config) -> None:
             raise ConfigError(key=f"sandbox.{name}", value=value, rule=rule, fix="set sandbox.backend=docker, or leave it out")
         if value == "":
             raise ConfigError(key=f"sandbox.{name}", value=value, rule="is empty", fix=f"set sandbox.{name}=null, or a name")
+    _check_service(settings, defaults)
     if settings.allow_network and settings.backend in WITHOUT_NETWORK:
         raise no_network_error(settings.backend)
     if settings.engine_url is not None and not settings.engine_url.startswith(ENGINE_SCHEMES):
@@ -45,6 +50,25 @@ def check_sandbox(config: Config) -> None:
         raise ConfigError(key="sandbox.packages", value=settings.packages, rule=rule, fix=fix)
     for name in settings.packages:
         _check_installed(name)
+
+
+def _check_service(settings: SandboxConfig, defaults: SandboxConfig) -> None:
+    """Either a service is named and asked, or none is."""
+    is_service = settings.backend == "sandbox_fusion"
+    for name in NOT_OF_SERVICES if is_service else OF_SERVICES:
+        value = vars(settings)[name]
+        if value != vars(defaults)[name]:
+            why = "its services decide that" if is_service else "which asks no service"
+            rule = f"has no effect with sandbox.backend={settings.backend}: {why}"
+            fix = f"leave sandbox.{name} out" if is_service else "set sandbox.backend=sandbox_fusion, or leave it out"
+            raise ConfigError(key=f"sandbox.{name}", value=value, rule=rule, fix=fix)
+    if not is_service:
+        return
+    service_urls_of(settings)
+    if settings.api_key_file is not None and not Path(settings.api_key_file).is_file():
+        raise ConfigError(
+            key="sandbox.api_key_file", value=settings.api_key_file, rule="is no file", fix="name the file with the service's key"
+        )
 
 
 def no_network_error(backend: str) -> ConfigError:

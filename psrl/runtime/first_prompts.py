@@ -66,9 +66,10 @@ class FirstPrompts:
     def _check_place(self, task: Task, problem: SweProblem) -> None:
         """Whether the run's sandboxes can hold the project."""
         backend = self._config.sandbox.backend
-        if backend == "process":
+        unfit = {"process": "isolates nothing", "sandbox_fusion": "has no sandbox whose files stay"}
+        if backend in unfit:
             fix = "set sandbox.backend=bubblewrap (apt-get install bubblewrap) or sandbox.backend=docker"
-            raise _refused(task, problem, "agent_name", task.agent_name, f"sandbox.backend={backend} isolates nothing", fix)
+            raise _refused(task, problem, "agent_name", task.agent_name, f"sandbox.backend={backend} {unfit[backend]}", fix)
         if problem.image is not None and backend != "docker":
             fix = "set sandbox.backend=docker, or leave such rows out"
             raise _refused(task, problem, "image", problem.image, f"sandbox.backend={backend} has no images", fix)

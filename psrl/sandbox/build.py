@@ -8,7 +8,7 @@ import dataclasses
 from psrl.config.sandbox import SandboxConfig
 from psrl.config.sandbox_checks import no_network_error
 from psrl.errors import ConfigError, SandboxUnavailableError
-from psrl.protocols import Sandboxes
+from psrl.protocols import ProgramRunner, Sandboxes
 from psrl.registry import Registry
 from psrl.sandbox.backend import SandboxBackend
 from psrl.sandbox.bubblewrap import BubblewrapBackend
@@ -17,12 +17,14 @@ from psrl.sandbox.guest_sandbox import GuestSandbox
 from psrl.sandbox.interpreter import PythonInterpreter
 from psrl.sandbox.process import ProcessBackend
 from psrl.sandbox.reaper import worker_label
+from psrl.sandbox.sandbox_fusion import SandboxFusionBackend, SandboxFusionInterpreter
 from psrl.types import CommandResult, SandboxLimits, SandboxSpec
 
 backends = Registry[type[SandboxBackend]]("sandbox backend", key="sandbox.backend")
 backends.register("bubblewrap")(BubblewrapBackend)
 backends.register("docker")(DockerBackend)
 backends.register("process")(ProcessBackend)
+backends.register("sandbox_fusion")(SandboxFusionBackend)
 
 
 def limits_of(settings: SandboxConfig) -> SandboxLimits:
@@ -98,7 +100,13 @@ def build_sandbox(settings: SandboxConfig, *, run: str = "run") -> GuestSandbox:
     return BackendSandboxes(settings, run=run).make(SandboxSpec(limits=limits_of(settings)))
 
 
-def build_interpreter(settings: SandboxConfig, *, run: str = "run") -> PythonInterpreter:
-    """The pool of warm interpreters, not started; the first call or `start` starts it."""
+def build_interpreter(settings: SandboxConfig, *, run: str = "run") -> ProgramRunner:
+    """What runs the code interpreter's programs, not started; the first call or `start` starts it.
+
+    Raises:
+        ConfigError: The backend is unknown, or cannot work with the settings.
+    """
+    if settings.backend == "sandbox_fusion":
+        return SandboxFusionInterpreter(settings)
     sandboxes = BackendSandboxes(settings, run=run)
     return PythonInterpreter(lambda: sandboxes.make(SandboxSpec(limits=limits_of(settings))), num_workers=settings.num_workers)

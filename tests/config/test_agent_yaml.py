@@ -177,6 +177,8 @@ def test_projects_are_never_played_or_graded_without_isolation(tmp_path, loop, o
         loaded(tmp_path, GOOD, "sandbox.backend=process", *overrides, loop=loop)
     assert (info.value.key, info.value.value) == ("sandbox.backend", "process")
     assert words in str(info.value)
+    with pytest.raises(ConfigError, match=r"whole programs and keeps nothing.*Fix: set sandbox\.backend=bubblewrap"):
+        loaded(tmp_path, GOOD, "sandbox.backend=sandbox_fusion", "sandbox.urls=['http://127.0.0.1:1']", *overrides, loop=loop)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a program sees and shows in the warm interpreter, on both backends; and the pool around it."""
+"""What a program sees and shows in the interpreter, on every backend that it runs on by itself; and the pool around it."""
 
 import asyncio
 import os
@@ -16,11 +16,18 @@ RUN = f"interpreter_{secrets.token_hex(8)}"
 """Of this process alone, as those below."""
 
 
-def run_programs(*codes, backend="bubblewrap", **settings):
+@pytest.fixture(params=["bubblewrap", "process", "sandbox_fusion"])
+def backend(request):
+    """Settings that choose it."""
+    urls = [request.getfixturevalue("sandbox_service")] if request.param == "sandbox_fusion" else []
+    return {"backend": request.param, "urls": urls}
+
+
+def run_programs(*codes, **settings):
     """Results of programs run one after the other in a pool."""
 
     async def play():
-        interpreter = build_interpreter(SandboxConfig(**{"backend": backend, "num_workers": 1, "wall_s": 5.0, **settings}), run=RUN)
+        interpreter = build_interpreter(SandboxConfig(**{"num_workers": 1, "wall_s": 5.0, **settings}), run=RUN)
         try:
             return [await interpreter.run_program(code) for code in codes]
         finally:
@@ -60,29 +67,27 @@ SHOWN = [
 ]
 
 
-@pytest.mark.parametrize("backend", ["bubblewrap", "process"])
 def test_a_last_expression_is_shown_by_repr_and_nothing_is_wrapped_in_print(backend):
-    results = run_programs(*(code for code, _ in SHOWN), backend=backend)
+    results = run_programs(*(code for code, _ in SHOWN), **backend)
     for (code, stdout), result in zip(SHOWN, results, strict=True):
         assert (result.stdout.decode(), result.stderr, result.exit_code) == (stdout, b"", 0), code
 
 
-@pytest.mark.parametrize("backend", ["bubblewrap", "process"])
 def test_calls_share_neither_variables_nor_modules_nor_files_nor_processes(backend):
     first, second = run_programs(
         "import math, os, builtins\nmath.pi = 3\nbuiltins.leak = 1\nopen('left', 'w').close()\n"
         "os.environ['LEAK'] = '1'\nx = 1\nos.getpid()",
         "import math, os, builtins\n"
         "print(math.pi, hasattr(builtins, 'leak'), os.listdir('.'), 'LEAK' in os.environ, 'x' in globals())\nos.getpid()",
-        backend=backend,
+        **backend,
     )
     shown, pid = second.stdout.decode().splitlines()
     assert shown == "3.141592653589793 False [] False False"
     assert pid != first.stdout.decode().strip()
 
 
-def test_a_traceback_has_the_programs_frames_only_and_always_its_last_line():
-    (result,) = run_programs("import json\ndef load(text):\n    return json.loads(text)\nload('{')")
+def test_a_traceback_has_the_programs_frames_only_and_always_its_last_line(backend):
+    (result,) = run_programs("import json\ndef load(text):\n    return json.loads(text)\nload('{')", **backend)
     lines = result.stderr.decode().splitlines()
     assert result.exit_code == 1
     assert lines[0] == "Traceback (most recent call last):"
@@ -93,20 +98,20 @@ def test_a_traceback_has_the_programs_frames_only_and_always_its_last_line():
     ]
 
 
-def test_a_syntax_error_names_the_line():
-    (result,) = run_programs("x = 1\ny = = 2")
+def test_a_syntax_error_names_the_line(backend):
+    (result,) = run_programs("x = 1\ny = = 2", **backend)
     assert 'File "<program>", line 2' in result.stderr.decode()
     assert result.stderr.decode().splitlines()[-1] == "SyntaxError: invalid syntax"
 
 
-def test_random_numbers_differ_between_calls():
-    first, second = run_programs(*["import random\nrandom.random()"] * 2)
+def test_random_numbers_differ_between_calls(backend):
+    first, second = run_programs(*["import random\nrandom.random()"] * 2, **backend)
     assert first.stdout != second.stdout
 
 
-def test_waiting_for_a_free_sandbox_is_not_run_time():
+def test_waiting_for_a_free_sandbox_is_not_run_time(backend):
     async def play():
-        interpreter = build_interpreter(SandboxConfig(num_workers=1), run=RUN)
+        interpreter = build_interpreter(SandboxConfig(num_workers=1, **backend), run=RUN)
         await interpreter.start()
         try:
             return await asyncio.gather(interpreter.run_program("import time\ntime.sleep(0.5)"), interpreter.run_program("1"))
@@ -119,9 +124,9 @@ def test_waiting_for_a_free_sandbox_is_not_run_time():
     assert second.run_s < first.run_s
 
 
-def test_more_callers_than_sandboxes_are_all_answered_by_their_own_program():
+def test_more_callers_than_sandboxes_are_all_answered_by_their_own_program(backend):
     async def play():
-        interpreter = build_interpreter(SandboxConfig(num_workers=3), run=RUN)
+        interpreter = build_interpreter(SandboxConfig(num_workers=3, **backend), run=RUN)
         try:
             return await asyncio.gather(*(interpreter.run_program(f"print({number})") for number in range(60)))
         finally:
@@ -156,9 +161,9 @@ def test_a_program_that_kills_the_guest_of_the_process_backend_is_answered_and_t
     assert following.stdout == b"5\n"
 
 
-def test_a_caller_that_is_cancelled_gives_its_sandbox_back():
+def test_a_caller_that_is_cancelled_gives_its_sandbox_back(backend):
     async def play():
-        interpreter = build_interpreter(SandboxConfig(num_workers=1), run=RUN)
+        interpreter = build_interpreter(SandboxConfig(num_workers=1, **backend), run=RUN)
         await interpreter.start()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
@@ -171,9 +176,9 @@ def test_a_caller_that_is_cancelled_gives_its_sandbox_back():
     assert asyncio.run(play()).stdout == b"5\n"
 
 
-def test_preflight_says_what_came_instead_of_5():
+def test_preflight_says_what_came_instead_of_5(backend):
     async def play():
-        interpreter = build_interpreter(SandboxConfig(num_workers=1, wall_s=1e-6), run=RUN)
+        interpreter = build_interpreter(SandboxConfig(num_workers=1, wall_s=1e-6, **backend), run=RUN)
         try:
             await interpreter.preflight()
         finally:
@@ -183,11 +188,11 @@ def test_preflight_says_what_came_instead_of_5():
         asyncio.run(play())
 
 
-def test_stop_refuses_callers_that_wait_and_the_one_that_runs_and_leaves_nothing():
+def test_stop_refuses_callers_that_wait_and_the_one_that_runs_and_leaves_nothing(backend):
     run = f"stopped_{secrets.token_hex(8)}"
 
     async def play():
-        interpreter = build_interpreter(SandboxConfig(num_workers=1), run=run)
+        interpreter = build_interpreter(SandboxConfig(num_workers=1, **backend), run=run)
         await interpreter.start()
         calls = [asyncio.create_task(interpreter.run_program("import time\ntime.sleep(99)")) for _ in range(4)]
         await asyncio.sleep(0)

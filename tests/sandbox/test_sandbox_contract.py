@@ -305,7 +305,7 @@ def test_a_guest_that_somebody_outside_moves_to_other_cores_is_no_fault_of_its_p
 
 
 def test_an_unknown_backend_is_a_config_error_with_the_known_ones():
-    with pytest.raises(ConfigError, match="bubblewrap, docker, process"):
+    with pytest.raises(ConfigError, match="bubblewrap, docker, process, sandbox_fusion"):
         build_sandbox(SandboxConfig(backend="virtual_machine"))
 
 
