@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -22,7 +23,7 @@ def print_summary(summary: Any) -> None:
     table = Table.grid(padding=(0, 2))
     for name in (field.name for field in dataclasses.fields(summary)):
         value = getattr(summary, name)
-        if value is not None and not dataclasses.is_dataclass(value):
+        if value is not None and not dataclasses.is_dataclass(value) and not isinstance(value, tuple):
             table.add_row(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
     Console(soft_wrap=True).print(table)
 
@@ -30,8 +31,19 @@ def print_summary(summary: Any) -> None:
 def print_evaluation(summary: EvalSummary) -> None:
     """A validation; where its tasks end with a patch, that comes last, since it is what was asked for."""
     print_summary(summary)
+    _print_accuracies(summary.accuracies)
     if summary.swe is not None:
         _print_swe(summary.swe)
+
+
+def _print_accuracies(accuracies: Sequence[tuple[str, float]]) -> None:
+    """Beyond the greedy one and mean@n, which stand in the summary."""
+    table = Table.grid(padding=(0, 2))
+    for label, value in accuracies:
+        if label not in ("greedy", "mean@n"):
+            table.add_row(label, f"{value:.4g}")
+    if table.row_count:
+        Console(soft_wrap=True).print(table)
 
 
 def _print_swe(swe: SweSummary) -> None:

@@ -29,6 +29,7 @@ from psrl.telemetry.errors_log import ErrorLog
 from psrl.telemetry.progress import ProgressLine
 from psrl.telemetry.run_folder import RunFolder
 from psrl.telemetry.trajectories import TrajectoryWriter
+from psrl.telemetry.val_accuracy import labelled_accuracies
 from psrl.types import GroupUid, Outcome, PolicyVersion, Task
 
 
@@ -60,13 +61,15 @@ async def _evaluate(config: Config, endpoint: Endpoint, tasks: Sequence[Task], n
     finally:
         stopping.cancel()
         stop.restore()
-    metrics = validation_metrics(evaluation.groups, PolicyVersion(0)) if evaluation.groups else {}
+    sources = {GroupUid(task.uid): task.data_source for task in tasks}
+    metrics = validation_metrics(evaluation.groups, PolicyVersion(0), sources=sources) if evaluation.groups else {}
     return EvalSummary(
         run_folder=folder.path,
         num_tasks=len(tasks),
         greedy_accuracy=None,
         mean_at_n_accuracy=metrics.get(names.VAL_MEAN_AT_N_ACCURACY),
         mean_at_n_reward=metrics.get(names.VAL_MEAN_AT_N_REWARD),
+        accuracies=tuple(labelled_accuracies(metrics)),
         tool_rate=None,
         seconds=time.monotonic() - began,
         stopped_early=stop.event.is_set(),

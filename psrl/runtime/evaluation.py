@@ -17,6 +17,7 @@ from psrl.runtime.run_record import RunRecord
 from psrl.runtime.swe_results import SweResults, SweSummary
 from psrl.telemetry import names
 from psrl.telemetry.run_folder import RunFolder
+from psrl.telemetry.val_accuracy import labelled_accuracies
 from psrl.types import Episode, PolicyVersion, Task
 
 
@@ -29,6 +30,8 @@ class EvalSummary:
     greedy_accuracy: float | None
     mean_at_n_accuracy: float | None
     mean_at_n_reward: float | None
+    accuracies: tuple[tuple[str, float], ...]
+    """(label, value): greedy, mean@n, pass@k, and the latter two of each data source where there are several."""
     tool_rate: float | None
     seconds: float | None
     """Of the validation, without start-up."""
@@ -82,6 +85,7 @@ async def _evaluate(config: Config, record: RunRecord, tasks: Sequence[Task]) ->
         greedy_accuracy=metrics.get(names.VAL_GREEDY_ACCURACY),
         mean_at_n_accuracy=metrics.get(names.VAL_MEAN_AT_N_ACCURACY),
         mean_at_n_reward=metrics.get(names.VAL_MEAN_AT_N_REWARD),
+        accuracies=tuple(labelled_accuracies(metrics)),
         tool_rate=metrics.get(names.VAL_TOOL_RATE),
         seconds=metrics.get(names.VAL_SECONDS),
         stopped_early=not metrics,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import comb
 from statistics import fmean, pstdev
 
 from psrl.runtime.board import Board, ReadyBuffer
 from psrl.runtime.groups import EpisodeSummary, GroupResult
-from psrl.telemetry import names
+from psrl.telemetry import names, val_accuracy
 from psrl.telemetry.names import TimeUse
-from psrl.types import Outcome, PolicyVersion
+from psrl.types import GroupUid, Outcome, PolicyVersion
 
 SAID = ("env", "agent")
 """First word of the counts that others than psrl named."""
@@ -100,8 +101,10 @@ def seconds_by_use(groups: Iterable[GroupResult]) -> dict[TimeUse, float]:
     }
 
 
-def validation_metrics(groups: Sequence[GroupResult], version: PolicyVersion) -> dict[str, float]:
-    """Greedy and mean@n accuracy, reward and tool rate; members are told apart by their ticket's temperature.
+def validation_metrics(groups: Sequence[GroupResult], version: PolicyVersion, *, sources: Mapping[GroupUid, str]) -> dict[str, float]:
+    """Greedy, mean@n and pass@k accuracy, reward and tool rate; members are told apart by their ticket's temperature.
+
+    `sources` is each task's `data_source`; where there are several, mean@n and pass@k are also told of each.
 
     Where tokens came from other weights than `version` (a replica died and could only come back with newer ones) a metric says so.
     """
@@ -113,12 +116,47 @@ def validation_metrics(groups: Sequence[GroupResult], version: PolicyVersion) ->
     if num_other:
         metrics[names.VAL_OTHER_VERSION_SHARE] = num_other / len(groups)
     if sampled:
-        metrics[names.VAL_MEAN_AT_N_ACCURACY] = mean_accuracy(sampled)
+        metrics |= sampled_accuracies(groups, None)
         metrics[names.VAL_MEAN_AT_N_REWARD] = fmean([s.reward for s in sampled if s.reward is not None] or [0.0])
         metrics[names.VAL_TOOL_RATE] = tool_rate(sampled)
+    of_source: defaultdict[str, list[GroupResult]] = defaultdict(list)
+    for group in groups:
+        if any(summary.temperature is None for summary in group.summaries):
+            of_source[sources[group.group]].append(group)
+    if len(of_source) > 1:
+        for source in sorted(of_source):
+            metrics |= sampled_accuracies(of_source[source], source)
     if greedy:
         metrics[names.VAL_GREEDY_ACCURACY] = mean_accuracy(greedy)
     return metrics
+
+
+def sampled_accuracies(groups: Sequence[GroupResult], source: str | None) -> dict[str, float]:
+    """mean@n, and pass@k for each power of two up to n and for n itself, over the tasks that were played so often.
+
+    `source` is what the metrics are named after. An episode that could not be judged counts as not solved.
+    """
+    members = [[summary for summary in group.summaries if summary.temperature is None] for group in groups]
+    metrics = {val_accuracy.mean_at_n(source): mean_accuracy([summary for of_task in members for summary in of_task])}
+    most = max(len(of_task) for of_task in members)
+    for k in sorted({most, *(2**power for power in range(1, most.bit_length()))} - {1}):
+        solved = [(len(of_task), sum(summary.accuracy == 1.0 for summary in of_task)) for of_task in members]
+        chances = [pass_at_k(num_sampled, num_solved, k) for num_sampled, num_solved in solved if num_sampled >= k]
+        if chances:
+            metrics[val_accuracy.pass_at(k, source)] = fmean(chances)
+    return metrics
+
+
+def pass_at_k(num_sampled: int, num_solved: int, k: int) -> float:
+    """Unbiased estimate, from n samples of which c are right, of the chance that one of k is right: 1 - C(n - c, k) / C(n, k).
+
+    Chen et al. 2021 (Codex), equation 1.
+
+    Example:
+        n = 4, c = 2, k = 2: of the six pairs one has no right one, so 5/6.
+    """
+    assert k <= num_sampled, f"pass@{k} needs {k} samples, got {num_sampled}"
+    return 1.0 - comb(num_sampled - num_solved, k) / comb(num_sampled, k)
 
 
 def mean_accuracy(episodes: Sequence[EpisodeSummary]) -> float:

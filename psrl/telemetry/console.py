@@ -21,6 +21,7 @@ from psrl.telemetry.names import (
     TimeUse,
     time_share,
 )
+from psrl.telemetry.val_accuracy import headline
 
 SHORT_USE = {
     TimeUse.GENERATION: "gen",
@@ -89,11 +90,11 @@ def step_line(metrics: Mapping[str, float], step: int) -> str:
 
 
 def validation_line(metrics: Mapping[str, float], step: int) -> str:
-    """Example: `step 12 | validation | greedy 97.0% | mean@n 95.2% | tool 99% | 3.0 s`."""
+    """Example: `step 12 | validation | greedy 97.0% | mean@n 95.2% | pass@8 99.0% | tool 99% | 3.0 s`; then mean@n by data source."""
     parts = [f"step {step:>3}", "validation"]
-    for name, text in ((VAL_GREEDY_ACCURACY, "greedy {:.1%}"), (VAL_MEAN_AT_N_ACCURACY, "mean@n {:.1%}"), (VAL_TOOL_RATE, "tool {:.0%}")):
-        if name in metrics:
-            parts.append(text.format(metrics[name]))
+    parts += [f"{label} {value:.1%}" for label, value in headline(metrics)]
+    if VAL_TOOL_RATE in metrics:
+        parts.append(f"tool {metrics[VAL_TOOL_RATE]:.0%}")
     if VAL_SECONDS in metrics:
         parts.append(short_seconds(metrics[VAL_SECONDS]))
     return " | ".join(parts)

@@ -31,11 +31,10 @@ from psrl.telemetry.names import (
     STEP_SECONDS,
     TOOL_RATE,
     TURNS_MEAN,
-    VAL_GREEDY_ACCURACY,
-    VAL_MEAN_AT_N_ACCURACY,
     TimeUse,
     time_share,
 )
+from psrl.telemetry.val_accuracy import headline
 
 REDRAWS_PER_SECOND = 4
 NUM_ROWS = 12
@@ -275,9 +274,9 @@ class LiveDisplay:
         if self._first_validation and self._last_validation:
             first, (step, last) = self._first_validation[1], self._last_validation
             line = Text()
-            for label, name in (("greedy", VAL_GREEDY_ACCURACY), ("mean@n", VAL_MEAN_AT_N_ACCURACY)):
-                if name in last:
-                    line.append(f"{label} ", style="dim").append_text(_change(first.get(name), last[name])).append("    ")
+            before = dict(headline(first))
+            for label, value in headline(last):
+                line.append(f"{label} ", style="dim").append_text(_change(before.get(label), value)).append("    ")
             grid.add_row("validation", line.append(f"after step {step}", style="dim"))
         return grid
 

@@ -54,6 +54,7 @@ from psrl.telemetry.report_charts import Chart, Series, chart_html, number
 from psrl.telemetry.report_episodes import Decode, chosen_episodes, episode_html, safe
 from psrl.telemetry.run_folder import RunFolder
 from psrl.telemetry.trajectories import TRAIN_FILE, VAL_FILE, EpisodeRecord, read_trajectories
+from psrl.telemetry.val_accuracy import names_of_labels
 
 NUM_TRAIN_EPISODES = 8
 NUM_VAL_EPISODES = 4
@@ -167,7 +168,7 @@ def write_report(
         title=safe(run_folder.recipe),
         subtitle=safe(f"{run_folder.path.name}" + (f" beside {runs[1].label}" if compare else "")),
         headlines="".join(_headline(run, index, is_compared=compare is not None) for index, run in enumerate(runs)),
-        charts="".join([*(_plot_html(plot, runs) for plot in _PLOTS), *(_time_html(run, len(runs) > 1) for run in runs)]),
+        charts="".join([*(_plot_html(plot, runs) for plot in _plots(runs)), *(_time_html(run, len(runs) > 1) for run in runs)]),
         quiet=escape(_quiet_line(runs)),
         episodes="".join(_episodes_html(run, decode, len(runs) > 1) for run in runs),
         settings="".join(_settings_html(runs)),
@@ -176,6 +177,17 @@ def write_report(
     partial.write_bytes(page.encode("utf-8", errors="replace"))
     partial.replace(run_folder.report)
     return run_folder.report
+
+
+def _plots(runs: Sequence[_Run]) -> tuple[_Plot, ...]:
+    """What every run has, and after validation's accuracy what these say of it beside: pass@k, and data sources."""
+    seen = {name: value for run in runs for metrics in run.steps.values() for name, value in metrics.items()}
+    beside = {label: name for label, name in names_of_labels(seen).items() if label != "mean@n"}
+    of_all = tuple((label, name) for label, name in beside.items() if " " not in label)
+    by_source = tuple((label, name) for label, name in beside.items() if label.endswith("mean@n"))
+    drawn = (("Validation pass@k", of_all), ("Validation accuracy by data source", by_source))
+    more = tuple(_Plot(title=title, metrics=metrics, unit="%", low=0, high=1) for title, metrics in drawn if metrics)
+    return (_PLOTS[0], *more, *_PLOTS[1:])
 
 
 def _labels(folders: Sequence[RunFolder]) -> list[str]:
@@ -250,7 +262,7 @@ def _plot_html(plot: _Plot, runs: Sequence[_Run]) -> str:
 
 def _quiet_line(runs: Sequence[_Run]) -> str:
     titles = []
-    for plot in _PLOTS:
+    for plot in _plots(runs):
         values = [value for run in runs for _, name in plot.metrics for _, value in curve(run.steps, name)]
         if plot.is_quiet_at_zero and values and not any(values):
             titles.append(plot.title.lower())

@@ -1,13 +1,15 @@
 """Metrics of a step by hand numbers; seeds that depend on what an episode is and never on when it runs."""
 
+import itertools
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 
 from psrl.data_plane import Partition
 from psrl.data_plane.memory import meta_of
 from psrl.runtime.groups import EpisodeSummary, GroupResult
-from psrl.runtime.measures import seconds_by_use, step_metrics, validation_metrics
+from psrl.runtime.measures import pass_at_k, seconds_by_use, step_metrics, validation_metrics
 from psrl.runtime.tickets import seed_of, training_tickets, validation_tickets
 from psrl.telemetry.names import TimeUse
 from psrl.telemetry.trajectories import lengths_of_turns
@@ -30,8 +32,8 @@ def summary(*, reward, accuracy, counts=None, outcome=Outcome.FINISHED, temperat
     )
 
 
-def group(*summaries: EpisodeSummary) -> GroupResult:
-    return GroupResult(group="g", summaries=summaries, meta=meta_of([], Partition.TRAIN), records=())
+def group(*summaries: EpisodeSummary, uid: str = "g") -> GroupResult:
+    return GroupResult(group=uid, summaries=summaries, meta=meta_of([], Partition.TRAIN), records=())
 
 
 TASK = Task(uid="train-0-7", prompt=(), data_source="test")
@@ -84,15 +86,59 @@ def test_validation_tells_greedy_from_sampled_and_counts_failures_as_unsolved():
             )
         ],
         version=0,
+        sources={"g": "test"},
     )
     assert metrics["val/mean_at_n/accuracy"] == 0.5
+    assert metrics["val/pass_at_2/accuracy"] == 1.0  # one of its two samples solved the task
     assert metrics["val/greedy/accuracy"] == 1.0
     assert "val/other_version/share" not in metrics
 
 
 def test_validation_says_when_tokens_came_from_other_weights():
     right, wrong = (replace(group(summary(reward=1.0, accuracy=1.0)), oldest_version=version) for version in (3, 4))
-    assert validation_metrics([right, wrong], version=3)["val/other_version/share"] == 0.5
+    assert validation_metrics([right, wrong], version=3, sources={"g": "test"})["val/other_version/share"] == 0.5
+
+
+def played(uid: str, *solved: int) -> GroupResult:
+    return group(*(summary(reward=float(one), accuracy=float(one)) for one in solved), uid=uid)
+
+
+def test_pass_at_k_is_the_share_of_k_subsets_that_hold_a_right_one():
+    # Unbiased means: the mean over all subsets of k of the n samples, which is counted here one by one.
+    for num_sampled in range(1, 8):
+        for num_solved in range(num_sampled + 1):
+            samples = [1] * num_solved + [0] * (num_sampled - num_solved)
+            for k in range(1, num_sampled + 1):
+                subsets = list(itertools.combinations(samples, k))
+                assert pass_at_k(num_sampled, num_solved, k) == pytest.approx(fmean(any(subset) for subset in subsets), abs=1e-12)
+    assert pass_at_k(4, 2, 2) == pytest.approx(5 / 6)
+    with pytest.raises(AssertionError, match="needs 5 samples"):
+        pass_at_k(4, 2, 5)
+
+
+def test_validation_tells_pass_at_powers_of_two_and_at_n_by_data_source():
+    groups = [played("a", 1, 1, 0, 0, 0, 0), played("b", 0, 0, 0, 0, 0, 0), played("c", 1, 1, 1, 1, 1, 1)]
+    metrics = validation_metrics(groups, version=0, sources={"a": "aime_2024", "b": "aime_2024", "c": "openai/gsm8k"})
+    accuracies = {name[4:-9]: value for name, value in metrics.items() if name.endswith("/accuracy")}
+    # Task a: 1 - C(4,2)/C(6,2) = 1 - 6/15 = 0.6; 1 - C(4,4)/C(6,4) = 14/15; 1 of 6.
+    assert accuracies == pytest.approx(
+        {
+            "mean_at_n": (2 + 0 + 6) / 18,
+            "pass_at_2": (0.6 + 0 + 1) / 3,
+            "pass_at_4": (14 / 15 + 0 + 1) / 3,
+            "pass_at_6": (1 + 0 + 1) / 3,
+            "mean_at_n.aime_2024": 2 / 12,
+            "pass_at_2.aime_2024": 0.3,
+            "pass_at_4.aime_2024": 7 / 15,
+            "pass_at_6.aime_2024": 0.5,
+            **{f"{kind}.openai.gsm8k": 1.0 for kind in ("mean_at_n", "pass_at_2", "pass_at_4", "pass_at_6")},
+        }
+    )
+
+
+def test_one_data_source_has_no_metrics_of_its_own_and_one_sample_no_pass_at_k():
+    metrics = validation_metrics([played("a", 1), played("b", 0)], version=0, sources={"a": "x", "b": "x"})
+    assert {name for name in metrics if name.endswith("accuracy")} == {"val/mean_at_n/accuracy"}
 
 
 def branch(*turns: tuple[list[int], list[int]]) -> Trajectory:

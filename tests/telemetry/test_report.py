@@ -16,6 +16,7 @@ from psrl.telemetry.report_episodes import chosen_episodes, logprob_level
 from psrl.telemetry.run_folder import RunFolder
 from psrl.telemetry.trackers import TrackedRun, open_metric_log
 from psrl.telemetry.trajectories import EpisodeRecord, TrajectoryWriter
+from psrl.telemetry.val_accuracy import mean_at_n, pass_at
 from psrl.types import Submission
 
 HOSTILE = "</pre></title><script>alert(1)</script><img src=x onerror=alert(2)>\" onmouseover='alert(3)' ${x} $title \x00\u202e\ud800"
@@ -80,6 +81,18 @@ def run_of(root, recipe, episode_of, *, text="What is 2+3?", with_tool=True, pie
     log.close()
     writer.close()
     return folder
+
+
+def test_the_page_draws_pass_at_k_and_data_sources_where_there_are_any(tmp_path, episode_of):
+    folder = run_of(tmp_path, "retool", episode_of)
+    assert "pass@k" not in Page(write_report(folder).read_text()).text
+    log = open_metric_log(["jsonl"], TrackedRun(folder=folder))
+    log.log({pass_at(8): 0.5, mean_at_n("aime_2024"): 0.25, pass_at(8, "aime_2024"): 0.5, mean_at_n("aime_2025"): 0.125}, step=6)
+    log.close()
+    text = Page(write_report(folder).read_text()).text
+    assert "Validation pass@k" in text
+    assert "Validation accuracy by data source" in text
+    assert "aime_2024 mean@n" in text
 
 
 def test_the_page_tells_before_and_after_time_and_steps(tmp_path, episode_of):

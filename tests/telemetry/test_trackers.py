@@ -13,6 +13,7 @@ from psrl.telemetry import names
 from psrl.telemetry.metric_log import curve, read_metrics
 from psrl.telemetry.run_folder import RunFolder
 from psrl.telemetry.trackers import TrackedRun, open_metric_log, trackers
+from psrl.telemetry.val_accuracy import mean_at_n, pass_at
 
 
 @pytest.fixture
@@ -103,11 +104,15 @@ def test_the_console_writes_one_line_that_tells_the_step(folder):
         step=12,
     )
     log.log({names.VAL_GREEDY_ACCURACY: 0.97, names.VAL_MEAN_AT_N_ACCURACY: 0.952}, step=12)
+    passed = {pass_at(2): 0.96, pass_at(16): 0.98, pass_at(4): 0.97}
+    by_source = {mean_at_n("aime_2024"): 0.5, pass_at(16, "aime_2024"): 0.6, mean_at_n("openai/gsm8k"): 0.99}
+    log.log({names.VAL_MEAN_AT_N_ACCURACY: 0.952, **passed, **by_source}, step=13)
     log.log({names.TRAIN_LOSS: 0.1}, step=12)
     log.close()
     assert lines == [
         "step  12 | reward +0.430 | acc 71.5% | tool 93% | turns 1.90 | 3.1k tok/s | 4.20 s: gen 61% train 39%",
         "step  12 | validation | greedy 97.0% | mean@n 95.2%",
+        "step  13 | validation | mean@n 95.2% | pass@16 98.0% | aime_2024 mean@n 50.0% | openai.gsm8k mean@n 99.0%",
     ]
 
 
