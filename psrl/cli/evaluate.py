@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from psrl.cli.arguments import Overrides, Recipe
 from psrl.cli.model_options import ApiKeyEnv, Model, ModelName, endpoint_of, overrides_of
+from psrl.cli.plans import check_plan
 
 
 def evaluate(
@@ -21,10 +22,7 @@ def evaluate(
         print_evaluation(evaluate_endpoint(config, endpoint))
         return
     config = load_config(recipe, [*(overrides or []), *overrides_of(model)], purpose=Purpose.VALIDATION)
-    from psrl.config.machine import read_machine
-    from psrl.config.plan import make_plan
-
-    make_plan(config, read_machine(), with_training=False)
+    check_plan(config, with_training=False)
     from psrl.cli.summary import print_evaluation
     from psrl.runtime import evaluation
 

@@ -5,13 +5,25 @@ from rich.table import Table
 
 from psrl.config.load import to_yaml
 from psrl.config.plan import Plan
+from psrl.config.plan_of_nodes import PlanOfNodes
 from psrl.config.tree import Config
 
 
-def print_dry_run(config: Config, plan: Plan) -> None:
-    """YAML first, plain, so that it can be copied; then the table."""
+def print_dry_run(config: Config, plan: Plan | PlanOfNodes) -> None:
+    """YAML first, plain, so that it can be copied; then the table, or one for each node and what lies where."""
     console = Console(soft_wrap=True)
     console.print(to_yaml(config), markup=False, highlight=False)
+    if isinstance(plan, Plan):
+        _print_plan(console, plan)
+        return
+    for name, plan_of_node in plan.plans.items():
+        console.print(f"[bold]{name}[/bold]")
+        _print_plan(console, plan_of_node)
+    for line in plan.placement.lines():
+        console.print(line, markup=False, highlight=False)
+
+
+def _print_plan(console: Console, plan: Plan) -> None:
     console.print(plan_table(plan))
     machine = plan.machine
     gpus = f", {machine.num_gpus} GPUs" if machine.num_gpus else ""

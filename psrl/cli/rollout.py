@@ -9,6 +9,7 @@ import typer
 
 from psrl.cli.arguments import Overrides, Recipe
 from psrl.cli.model_options import ApiKeyEnv, Model, ModelName, endpoint_of, overrides_of
+from psrl.cli.plans import check_plan
 from psrl.cli.resume_options import settings_of
 from psrl.config.endpoint import Endpoint, read_endpoint
 from psrl.errors import ConfigError
@@ -43,10 +44,7 @@ def rollout(
 
         print_summary(rollout_at_endpoint(config, endpoint, resume_from=run))
         return
-    from psrl.config.machine import read_machine
-    from psrl.config.plan import make_plan
-
-    make_plan(config, read_machine(), with_training=False)
+    check_plan(config, with_training=False)
     from psrl.runtime import rollout as runtime
 
     print_summary(runtime.rollout(config, resume_from=run))

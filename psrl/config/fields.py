@@ -32,9 +32,15 @@ class Leaf:
         return typing.get_origin(self.annotation) or self.annotation
 
     @property
+    def item(self) -> Any:
+        """The type of a list's items: str or int."""
+        return typing.get_args(self.annotation)[0] if self.base is list else None
+
+    @property
     def type_name(self) -> str:
         """For people."""
-        noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: "a list of texts"}[self.base]
+        lists = "a list of whole numbers" if self.item is int else "a list of texts"
+        noun = {bool: "true or false", int: "a whole number", float: "a number", str: "text", list: lists}[self.base]
         return f"{noun} or null" if self.is_optional else noun
 
     def accepts(self, value: Any) -> bool:
@@ -48,13 +54,13 @@ class Leaf:
         if self.base is float:
             return isinstance(value, int | float) and not isinstance(value, bool)
         if self.base is list:
-            return isinstance(value, list) and all(isinstance(item, str) for item in value)
+            return isinstance(value, list) and all(isinstance(item, self.item) and not isinstance(item, bool) for item in value)
         # An unquoted 7 or true is no text for YAML, yet a fine experiment name.
         return not isinstance(value, list | dict)
 
     def example(self) -> str:
         """`key=value` with a value of the right type."""
-        examples = {bool: "true", int: "1", float: "1.0", str: "text", list: "[a,b]"}
+        examples = {bool: "true", int: "1", float: "1.0", str: "text", list: "[1,2]" if self.item is int else "[a,b]"}
         default = self.default
         shown = examples[self.base] if default in (None, "", "???", []) or isinstance(default, bool | list) else default
         return f"{self.key}={shown}"

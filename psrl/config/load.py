@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from psrl.config.cross_checks import check_combinations, check_sft
+from psrl.config.deployment_checks import check_deployment, derive_instances
 from psrl.config.fields import leaves_of, section_keys, value_at
 from psrl.config.file_checks import Needs, check_files
 from psrl.config.ranges import CHOICES, check_values
@@ -65,6 +66,8 @@ class Purpose(StrEnum):
 
     TRAIN = "train"
     """Reinforcement learning."""
+    DRY_RUN = "dry run"
+    """Its plan: where nodes are described (`psrl.deployment`), model and rows may be there and not here."""
     VALIDATION = "validation"
     """Of a model that psrl's engines serve: training rows need not be here."""
     SFT = "sft"
@@ -83,6 +86,7 @@ class Purpose(StrEnum):
 def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose = Purpose.TRAIN) -> Config:
 NEEDS = {
     Purpose.TRAIN: Needs(),
+    Purpose.DRY_RUN: Needs(),
     Purpose.VALIDATION: Needs(train_rows=False),
     Purpose.ENDPOINT: Needs(train_rows=False, model=False),
     Purpose.ROLLOUT: Needs(val_rows=False),
@@ -111,13 +115,16 @@ UNTRAINED = (Purpose.ROLLOUT, Purpose.ENDPOINT_ROLLOUT, Purpose.REGRADE)
     if not config.import_folder:
         config.import_folder = str(Path.cwd() if path.is_relative_to(RECIPES_FOLDER) else path.parent)
     _make_paths_absolute(config)
+    derive_instances(config)
     check_values(config)
     if purpose is Purpose.SFT:
         check_sft(config)
         return config
     check_combinations(config, is_trained=purpose not in UNTRAINED)
+    check_deployment(config)
     needs = NEEDS[purpose]
-    if needs is not None:
+    is_elsewhere = purpose is Purpose.DRY_RUN and config.psrl.deployment.num_nodes > 0
+    if needs is not None and not is_elsewhere:
         check_files(config, needs)
     return config
 

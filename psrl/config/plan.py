@@ -49,8 +49,15 @@ def make_plan(config: Config, machine: Machine, *, with_training: bool = True) -
     Raises:
         ConfigError: It cannot; the message names the largest process and the setting that makes it smaller.
     """
+    processes = planned_processes(config, machine, with_training=with_training)
+    _check_devices(config, machine, with_training=with_training)
+    return checked(Plan(machine=machine, processes=processes))
+
+
+def planned_processes(config: Config, machine: Machine, *, with_training: bool) -> tuple[PlannedProcess, ...]:
+    """All processes of a run, with what each of them needs on such a machine."""
     size = read_model_size(config.train_actor_rollout_ref.model.path)
-    processes = (
+    return (
         PlannedProcess(
             role="controller",
             count=1,
@@ -67,8 +74,6 @@ def make_plan(config: Config, machine: Machine, *, with_training: bool = True) -
         _transfer_queue(config),
         parameter_server(config, size, with_training=with_training),
     )
-    _check_devices(config, machine, with_training=with_training)
-    return _checked(Plan(machine=machine, processes=processes))
 
 
 def make_sft_plan(config: Config, machine: Machine) -> Plan:
@@ -77,10 +82,11 @@ def make_sft_plan(config: Config, machine: Machine) -> Plan:
     Raises:
         ConfigError: As make_plan.
     """
-    return _checked(Plan(machine=machine, processes=(fine_tuning(config),)))
+    return checked(Plan(machine=machine, processes=(fine_tuning(config),)))
 
 
-def _checked(plan: Plan) -> Plan:
+def checked(plan: Plan) -> Plan:
+    """The plan. ConfigError: the machine cannot hold it."""
     _check_cores(plan)
     _check_memory(plan)
     return plan

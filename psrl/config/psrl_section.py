@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from psrl.config.asynchrony import PartialRolloutConfig, ProactiveFilterConfig, RestartsConfig, RoutingConfig, SyncConfig
+from psrl.config.deployment import DeploymentConfig
 from psrl.config.rollout_gateway import RolloutGatewayConfig
 
 
@@ -52,6 +53,7 @@ class PsrlConfig:
     max_infra_error_rate: float = 0.5
     """Share of the last 64 episodes that may end infra_error before the run stops with the cause; 1 sets no limit."""
     ray_address: str = "local"
-    """`local` starts Ray on this machine, `auto` joins a running cluster."""
+    """`local` starts Ray on this machine, `auto` joins the cluster that this machine is part of, HOST:PORT another one."""
     deadlines: DeadlinesConfig = field(default_factory=DeadlinesConfig)
     rollout_gateway: RolloutGatewayConfig = field(default_factory=RolloutGatewayConfig)
+    deployment: DeploymentConfig = field(default_factory=DeploymentConfig)

@@ -115,6 +115,8 @@ BOUNDS: dict[str, Bounds] = {
     # Ratios are held above exp(-20) = 2e-9: a smaller threshold is never reached.
     "algorithm.rollout_correction.rollout_token_veto_threshold": Bounds(at_least=1e-8, at_most=0.5),
     "psrl.staleness": NOT_NEGATIVE,
+    "psrl.deployment.num_instances": NOT_NEGATIVE,
+    "psrl.deployment.num_nodes": NOT_NEGATIVE,
     "psrl.rollout_n": COUNT,
     "psrl.redundant_episodes": NOT_NEGATIVE,
     "psrl.redundant_groups": NOT_NEGATIVE,
@@ -182,6 +184,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "train_actor_rollout_ref.model.dtype": ("float32", "bfloat16"),
     "train_actor_rollout_ref.model.history_thinking": ("keep", "strip"),
     "reward.execution.mode": ("binary", "test_ratio", "partial_credit", "shaped"),
+    "psrl.deployment.share_gpus": ("never", "auto", "always"),
     "psrl.incomplete_groups": ("drop", "allow_partial"),
     "psrl.sync.policy": ("eager", "request_num", "throughput", "kv_cache", "starvation"),
     "psrl.routing.policy": ("random", "round_robin", "request_num_balance", "cache_aware"),

@@ -47,14 +47,18 @@ class TransferQueueDataPlane:
         self._free = threading.Semaphore(MAX_CALLS_IN_FLIGHT)
         self._owns_storage = False
 
-    def start(self, settings: TransferQueueConfig) -> None:
-        """Make controller and storage units. Needs one free logical CPU for each of them."""
+    def start(self, settings: TransferQueueConfig, *, node_resource: str | None = None) -> None:
+        """Make controller and storage units; the storage where Ray has `node_resource`, if one is named.
+
+        Needs one free logical CPU for each of them.
+        """
         conf = OmegaConf.create(
             {
                 "backend": {
                     "SimpleStorage": {
                         "num_data_storage_units": settings.num_data_storage_units,
                         "total_storage_size": settings.total_storage_size,
+                        "required_node_resource": node_resource,
                     }
                 }
             }

@@ -179,7 +179,8 @@ class HttpGenerator:
     def __init__(self, urls: Sequence[str], *, request_timeout_s: float = 120.0, retry_for_s: float = 2.0) -> None:
         """After its first failure a turn is sent again for `retry_for_s`; each attempt has `request_timeout_s`."""
         assert urls, "HttpGenerator needs at least one URL"
-        self.replicas = tuple(HttpReplica(url, request_timeout_s=request_timeout_s, control_timeout_s=GIVE_BACK_TIMEOUT_S) for url in urls)
+        self._request_timeout_s = request_timeout_s
+        self.replicas = tuple(self._replica_of_url(url) for url in urls)
         self._retry_for_s = retry_for_s
         self._replica_of: OrderedDict[str, HttpReplica] = OrderedDict()
         self._num_sessions = dict.fromkeys(self.replicas, 0)
@@ -237,6 +238,19 @@ class HttpGenerator:
         if replica is not None:
             self._num_sessions[replica] -= 1
 
+    async def readdress(self, old: str, new: str) -> None:
+        """An instance has another URL: its sessions go on there. Turns under way at the old one fail and are sent again."""
+        left = next((replica for replica in self.replicas if replica.url == old), None)
+        if left is None:
+            return
+        found = self._replica_of_url(new)
+        self.replicas = tuple(found if replica is left else replica for replica in self.replicas)
+        self._num_sessions[found] = self._num_sessions.pop(left)
+        for session, replica in self._replica_of.items():
+            if replica is left:
+                self._replica_of[session] = found
+        await left.close()
+
     async def close(self) -> None:
         """Close the connections of all replicas."""
         await asyncio.gather(*(replica.close() for replica in self.replicas))
@@ -250,6 +264,9 @@ class HttpGenerator:
             del running[request.request_id]
             if not running:
                 self._in_flight.pop(request.session, None)
+
+    def _replica_of_url(self, url: str) -> HttpReplica:
+        return HttpReplica(url, request_timeout_s=self._request_timeout_s, control_timeout_s=GIVE_BACK_TIMEOUT_S)
 
     def _replica_at(self, instance: int) -> HttpReplica:
         assert 0 <= instance < len(self.replicas), f"there is no instance {instance}, only {len(self.replicas)}"

@@ -34,6 +34,7 @@ class GatewaySettings:
     limits: RolloutGatewayConfig
     log_folder: Path
     host: str = "127.0.0.1"
+    """Of router and SMG."""
     port: int = 0
     """Of the router; 0 takes a free one."""
 
@@ -57,7 +58,7 @@ class Gateway:
         """`report` gets a line for every restart of SMG."""
         self._settings = settings
         limit = RestartLimit(max_restarts=settings.limits.max_restarts, window_s=settings.limits.restart_window_s)
-        self.smg = Smg(settings.log_folder / "smg.log", limit=limit, report=report)
+        self.smg = Smg(settings.log_folder / "smg.log", limit=limit, host=settings.host, report=report)
         self.admin_key_file = settings.log_folder / "gateway-admin.key"
         self._router: ChildProcess | None = None
 
@@ -92,6 +93,15 @@ class Gateway:
             GatewayError: SMG does not take one in time.
         """
         await asyncio.gather(*(self.smg.add_worker(url) for url in engine_urls))
+
+    async def readdress(self, old: str, new: str) -> None:
+        """An engine was started again at another URL: its sessions go on there.
+
+        Raises:
+            GatewayError: SMG does not take it in time, or does not let the old one go.
+        """
+        await self.smg.add_worker(new)
+        await self.smg.remove_worker(old)
 
     async def watch(self) -> Never:
         """Keep SMG up; never returns.

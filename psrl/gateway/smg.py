@@ -60,11 +60,12 @@ class SmgWorker:
 
 
 class Smg:
-    """SMG on loopback, its workers, and its restarts. Its control routes need a key that only this object has."""
+    """SMG, its workers, and its restarts. Its control routes need a key that only this object has."""
 
-    def __init__(self, log_path: Path, *, limit: RestartLimit, report: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, log_path: Path, *, limit: RestartLimit, host: str = "127.0.0.1", report: Callable[[str], None] = lambda _: None) -> None:
         """`report` gets a line for every restart."""
         self._log_path = log_path
+        self._host = host
         self._key = secrets.token_urlsafe(32)
         self._metrics_url = ""
         self._worker_urls: list[str] = []
@@ -174,7 +175,7 @@ class Smg:
             *(*FLAGS, "--prometheus-port", str(metrics_port)),
             *(("--worker-urls", *self._worker_urls) if self._worker_urls else ()),
         ]
-        return ChildProcess("SMG", argv, log_path=self._log_path, port=port, port_wait_s=PORT_WAIT_S if port else 0.0)
+        return ChildProcess("SMG", argv, log_path=self._log_path, host=self._host, port=port, port_wait_s=PORT_WAIT_S if port else 0.0)
 
     async def _until_healthy(self, url: str, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s

@@ -7,13 +7,15 @@ when it has to be started again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import ray
 
 from psrl.chat.renderer import HfRenderer, load_renderer
+from psrl.config.deployment_checks import instance_sizes
 from psrl.config.gateway_checks import starts_gateway
+from psrl.config.placement import Role
 from psrl.config.rollout import AgentConfig
 from psrl.config.tree import Config
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
@@ -25,6 +27,7 @@ from psrl.runtime.actors.engine_replica import EngineReplicaActor
 from psrl.runtime.actors.gateway import GatewayActor
 from psrl.runtime.actors.parameter_server import ParameterServerActor
 from psrl.runtime.actors.train_worker import TrainWorkerActor, TrainWorkerSettings
+from psrl.runtime.addresses import Addresses, tell_all
 from psrl.runtime.first_prompts import FirstPrompts
 from psrl.runtime.fleet import Fleet
 from psrl.runtime.groups import AgentWorkerSettings, Endpoints
@@ -32,26 +35,11 @@ from psrl.runtime.kept_actor import Died, KeptActor, KeptLimits, Make, Prepare
 from psrl.runtime.kept_replica import KeptReplica
 from psrl.runtime.loops.validate import Validation
 from psrl.runtime.parameter_server import NUM_KEPT, ParameterServer
+from psrl.runtime.placement import Places
 from psrl.runtime.worker_pool import WorkerPool
 from psrl.sandbox import build_interpreter
 from psrl.tools.config import load_tools
 from psrl.types import Episode, PolicyVersion, Task
-
-
-class Addresses:
-    """Where agent workers send turns, from when it is known. It never changes: what is started again keeps its address."""
-
-    def __init__(self) -> None:
-        self._endpoints: Endpoints | None = None
-
-    def set(self, endpoints: Endpoints) -> None:
-        """Engines and gateway are up."""
-        self._endpoints = endpoints
-
-    def get(self) -> Endpoints:
-        """For a worker that connects."""
-        assert self._endpoints is not None, "engines and gateway come first"
-        return self._endpoints
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +54,7 @@ class Cluster:
     parameter_server: ParameterServer
     data_plane: TransferQueueDataPlane
     endpoints: Addresses
+    places: Places
 
     @property
     def kept(self) -> tuple[KeptActor, ...]:
@@ -88,39 +77,48 @@ class Reports:
     """A line for people."""
 
 
-def make_cluster(config: Config, log_folder: Path, *, with_training: bool = True, reports: Reports) -> Cluster:
+def make_cluster(config: Config, log_folder: Path, places: Places, *, with_training: bool = True, reports: Reports) -> Cluster:
     """Ask Ray for every process; none of them has done its slow part yet."""
     num_ranks = config.trainer.num_workers if with_training else 0
     train_workers = tuple(
-        TrainWorkerActor.options(name=f"train-worker-{rank}").remote(settings=train_worker_settings(config, rank, num_ranks))
+        TrainWorkerActor.options(name=f"train-worker-{rank}", **places.options(Role.TRAIN_WORKER, rank)).remote(
+            settings=train_worker_settings(config, rank, num_ranks, places)
+        )
         for rank in range(num_ranks)
     )
-    makers, endpoints = _Makers(config, log_folder, reports), Addresses()
+    makers, endpoints = _Makers(config, log_folder, places, reports), Addresses()
     parameter_server = makers.parameter_server(train_workers)
     rollout, deadlines = config.gen_actor_rollout_ref.rollout, config.psrl.deadlines
-    replicas = [makers.replica(index, parameter_server) for index in range(rollout.num_replicas)]
+    replicas = [makers.replica(index, parameter_server, endpoints) for index in range(rollout.num_replicas)]
+    is_behind_smg = starts_gateway(config)
     data_plane = TransferQueueDataPlane(deadline_s=deadlines.data_plane_s, startup_deadline_s=deadlines.startup_s)
+    gateway = makers.gateway(replicas, endpoints) if is_behind_smg else None
+    workers = [makers.agent_worker(index, endpoints) for index in range(rollout.agent.num_workers)]
+    endpoints.on_move.append(tell_all([*workers, *([gateway] if gateway is not None else [])]))
     return Cluster(
         train_workers=train_workers,
         workers=WorkerPool(
-            [makers.agent_worker(index, endpoints) for index in range(rollout.agent.num_workers)],
+            workers,
             data_plane=data_plane,
             max_resends=config.psrl.max_episode_retries + 1,
+            is_near=is_near(places, is_behind_smg=is_behind_smg),
             note=reports.note,
         ),
-        fleet=Fleet(replicas, parameter_server, is_behind_smg=starts_gateway(config)),
-        gateway=makers.gateway(replicas, endpoints) if starts_gateway(config) else None,
+        fleet=Fleet(replicas, parameter_server, is_behind_smg=is_behind_smg),
+        gateway=gateway,
         parameter_server=parameter_server,
         data_plane=data_plane,
         endpoints=endpoints,
+        places=places,
     )
 
 
 class _Makers:
     """How each kind of process that may be started again is made, and what it needs before it works."""
 
-    def __init__(self, config: Config, log_folder: Path, reports: Reports) -> None:
+    def __init__(self, config: Config, log_folder: Path, places: Places, reports: Reports) -> None:
         self._config = config
+        self._places = places
         self._log_folder = log_folder
         self._limits = KeptLimits(
             restarts=RestartLimit(max_restarts=config.psrl.restarts.max_restarts, window_s=config.psrl.restarts.window_s),
@@ -137,20 +135,33 @@ class _Makers:
                 await train_workers[0].republish.remote(handle)
 
         def make() -> ray.actor.ActorHandle:
-            return ParameterServerActor.remote(num_kept=NUM_KEPT, lease_s=self._config.psrl.deadlines.weight_sync_s)
+            options = self._places.options(Role.PARAMETER_SERVER, 0)
+            return ParameterServerActor.options(**options).remote(num_kept=NUM_KEPT, lease_s=self._config.psrl.deadlines.weight_sync_s)
 
         return ParameterServer(self._kept("parameter server", make, prepare))
 
-    def replica(self, index: int, parameter_server: ParameterServer) -> KeptReplica:
-        """A new one listens where the old one did."""
-        model, rollout = self._config.train_actor_rollout_ref.model, self._config.gen_actor_rollout_ref.rollout
+    def replica(self, index: int, parameter_server: ParameterServer, endpoints: Addresses) -> KeptReplica:
+        """A new one listens where the old one did, unless that node is lost."""
+        model, rollout = self._config.train_actor_rollout_ref.model, rollout_of(self._config, index, self._places)
         log_folder, sync_s = self._log_folder, self._config.psrl.deadlines.weight_sync_s
         drain_s = 0.0 if self._config.psrl.partial_rollout.enable else rollout.request_timeout_s  # running turns end first
+
+        def make(port: int) -> ray.actor.ActorHandle:
+            is_elsewhere = self._settle(Role.REPLICA, index)
+            return EngineReplicaActor.options(**self._places.options(Role.REPLICA, index)).remote(
+                index=index,
+                model=model,
+                rollout=rollout,
+                log_folder=log_folder,
+                weight_sync_s=sync_s,
+                host=self._places.host(Role.REPLICA, index),
+                port=0 if is_elsewhere else port,
+            )
+
         return KeptReplica(
             f"engine replica {index}",
-            lambda port: EngineReplicaActor.remote(
-                index=index, model=model, rollout=rollout, log_folder=log_folder, weight_sync_s=sync_s, port=port
-            ),
+            make,
+            moved=endpoints.move,
             parameter_server=parameter_server,
             sync_s=sync_s + drain_s,
             stuck_after_s=rollout.request_timeout_s,
@@ -165,19 +176,34 @@ class _Makers:
 
         async def prepare(handle: ray.actor.ActorHandle) -> None:
             await handle.start.remote()
-            await handle.connect.remote(endpoints.get())
+            known = endpoints.get()
+            await handle.connect.remote(known)
+            if endpoints.get() is not known:  # an engine moved meanwhile, of which nobody told one that was not connected
+                await handle.connect.remote(endpoints.get())
 
-        return self._kept(f"agent worker {index}", lambda: AgentWorkerActor.remote(settings), prepare)
+        def make() -> ray.actor.ActorHandle:
+            self._settle(Role.AGENT_WORKER, index)
+            return AgentWorkerActor.options(**self._places.options(Role.AGENT_WORKER, index)).remote(settings)
+
+        return self._kept(f"agent worker {index}", make, prepare)
 
     def gateway(self, replicas: Sequence[KeptReplica], endpoints: Addresses) -> KeptActor:
         """A new one has the old one's addresses and key; sessions are lost, and their episodes played again."""
-        settings = gateway_settings(self._config, self._log_folder)
+        settings = gateway_settings(self._config, self._log_folder, host=self._places.host(Role.GATEWAY, 0))
 
         async def prepare(handle: ray.actor.ActorHandle) -> None:
             await handle.start.remote(successor_of=endpoints.get().gateway)
             await handle.attach.remote([replica.url for replica in replicas])
 
-        return self._kept("gateway", lambda: GatewayActor.remote(settings), prepare, has_watch=True)
+        options = self._places.options(Role.GATEWAY, 0)
+        return self._kept("gateway", lambda: GatewayActor.options(**options).remote(settings), prepare, has_watch=True)
+
+    def _settle(self, role: Role, index: int) -> bool:
+        """Whether what is started again goes to another node, because its own is lost."""
+        is_elsewhere = self._places.settle(role, index)
+        if is_elsewhere:
+            self._reports.note(f"{role.value} {index} goes to {self._places.address(role, index)}: its node is lost")
+        return is_elsewhere
 
     def _kept(self, name: str, make: Make, prepare: Prepare, *, has_watch: bool = False) -> KeptActor:
         return KeptActor(
@@ -185,16 +211,38 @@ class _Makers:
         )
 
 
-def train_worker_settings(config: Config, rank: int, num_ranks: int) -> TrainWorkerSettings:
+def is_near(places: Places, *, is_behind_smg: bool) -> Callable[[int, int], bool]:
+    """Whether an agent worker lies on the node of an instance; behind SMG, which chooses by itself, none is nearer than another."""
+
+    def near(worker: int, instance: int) -> bool:
+        return is_behind_smg or places.address(Role.AGENT_WORKER, worker) == places.address(Role.REPLICA, instance)
+
+    return near
+
+
+def rollout_of(config: Config, index: int, places: Places) -> RolloutConfig:
+    """The settings of one replica: its device, its share of its node's cores, its tensor parallel size."""
+    rollout = config.gen_actor_rollout_ref.rollout
+    inner = rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+    return replace(
+        rollout,
+        device=places.device(Role.REPLICA, index),
+        num_threads=rollout.num_threads or max(1, places.threads(Role.REPLICA, index)),
+        tensor_model_parallel_size=instance_sizes(config)[index] // inner,
+    )
+
+
+def train_worker_settings(config: Config, rank: int, num_ranks: int, places: Places) -> TrainWorkerSettings:
     """The sections that one training rank reads."""
+    actor = config.train_actor_rollout_ref.actor
     return TrainWorkerSettings(
         model=config.train_actor_rollout_ref.model,
-        actor=config.train_actor_rollout_ref.actor,
+        actor=replace(actor, num_threads=actor.num_threads or places.threads(Role.TRAIN_WORKER, rank)),
         ref=config.train_actor_rollout_ref.ref,
         algorithm=config.algorithm,
         total_steps=config.trainer.total_training_steps,
         seed=config.trainer.seed,
-        device=config.trainer.device,
+        device=places.device(Role.TRAIN_WORKER, rank),
         rank=rank,
         world_size=num_ranks,
         collective_timeout_s=config.psrl.deadlines.train_step_s,
@@ -221,7 +269,7 @@ def agent_worker_settings(config: Config) -> AgentWorkerSettings:
     )
 
 
-def gateway_settings(config: Config, log_folder: Path) -> GatewaySettings:
+def gateway_settings(config: Config, log_folder: Path, *, host: str) -> GatewaySettings:
     """What SMG and the session router read."""
     model, rollout = config.train_actor_rollout_ref.model, config.gen_actor_rollout_ref.rollout
     return GatewaySettings(
@@ -232,6 +280,7 @@ def gateway_settings(config: Config, log_folder: Path) -> GatewaySettings:
         startup_timeout_s=rollout.startup_timeout_s,
         limits=config.psrl.rollout_gateway,
         log_folder=log_folder,
+        host=host,
     )
 
 

@@ -1,6 +1,10 @@
-"""Which device `auto` means on this machine."""
+"""What torch can use of this machine."""
+
+from dataclasses import replace
 
 import torch
+
+from psrl.config.machine import Machine, read_machine
 
 
 def resolved_device(setting: str) -> str:
@@ -8,3 +12,8 @@ def resolved_device(setting: str) -> str:
     if setting != "auto":
         return setting
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def usable_machine() -> Machine:
+    """This machine with the GPUs that torch sees: a driver may list some that a CPU build cannot use."""
+    return replace(read_machine(), num_gpus=torch.cuda.device_count())

@@ -190,6 +190,11 @@ class AgentWorker:
         self._train_pool = self._pool_of(s.gen_rollout, self._generator)
         self._val_pool = self._pool_of(s.val_rollout, self._generator)
 
+    async def readdress(self, old: str, new: str) -> None:
+        """An engine was started again at another URL."""
+        if self._generator is not None:
+            await self._generator.readdress(old, new)
+
     def _pool_of(self, rollout: RolloutConfig, generator: HttpGenerator) -> EpisodePool:
         parts = LoopParts(
             renderer=self._renderer,

@@ -14,6 +14,7 @@ import ray
 from psrl.errors import ActorDiedError, EngineError, ProcessDiedError, PsrlError, WeightSyncError
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.runtime.actors.engine_replica import SyncResult
+from psrl.runtime.addresses import OnMove
 from psrl.runtime.kept_actor import Died, KeptActor, KeptLimits
 from psrl.runtime.parameter_server import ParameterServer
 from psrl.runtime.supervision import answer_of, first_done, look_of
@@ -26,7 +27,7 @@ LOAD_DEADLINE_S = 5.0
 
 
 class KeptReplica(KeptActor):
-    """One replica at one URL.
+    """One replica at one URL, which changes only where it has to go to another node.
 
     Invariant: while `is_up` it serves `version`; a server that was started again samples nothing before that.
     """
@@ -36,6 +37,7 @@ class KeptReplica(KeptActor):
         name: str,
         make: Callable[[int], ray.actor.ActorHandle],
         *,
+        moved: OnMove,
         parameter_server: ParameterServer,
         sync_s: float,
         stuck_after_s: float,
@@ -43,9 +45,10 @@ class KeptReplica(KeptActor):
         died: Died,
         note: Callable[[str], None],
     ) -> None:
-        """`make(port)` makes its actor; `stuck_after_s`: a replica that has turns and samples nothing for so long is started again."""
+        """`make(port)` makes its actor; `moved` tells everybody of another URL; `stuck_after_s`: a replica that has turns and samples nothing for so long is started again."""
         self._port = 0
         self.url = ""
+        self._moved = moved
         self._parameter_server = parameter_server
         self._sync_s = sync_s
         self._stuck_after_s = stuck_after_s
@@ -56,9 +59,8 @@ class KeptReplica(KeptActor):
         super().__init__(name, lambda: make(self._port), prepare=self._start_paused, limits=limits, died=died, note=note, has_watch=True)
 
     async def start(self) -> str:
-        """Its first server; the URL, which stays."""
-        self.url = await self.handle.start.remote()
-        self._port = int(self.url.rpartition(":")[2])
+        """Its first server; the URL."""
+        self._listens_at(await self.handle.start.remote())
         return self.url
 
     async def sync(self, manifest: WeightManifest, mode: str) -> SyncResult:
@@ -111,7 +113,13 @@ class KeptReplica(KeptActor):
         await self._go_up()
 
     async def _start_paused(self, handle: ray.actor.ActorHandle) -> None:
-        await handle.start.remote(paused=True)
+        before = self.url
+        self._listens_at(await handle.start.remote(paused=True))
+        if self.url != before:
+            await self._moved(before, self.url)
+
+    def _listens_at(self, url: str) -> None:
+        self.url, self._port = url, int(url.rpartition(":")[2])
 
     async def _take_weights(self) -> None:
         """What it served before, where that can still be had, so that a version that is held for validation stays; else the newest."""

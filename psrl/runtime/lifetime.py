@@ -46,11 +46,14 @@ async def run_with_processes(config: Config, record: RunRecord, work: Work, *, w
     try:
         record.activity("starting Ray")
         start_guard()
-        with ray_of(config, with_training=with_training) as ray_processes:
+        with ray_of(config, with_training=with_training) as ray_of_run:
             stop.install()  # again: Ray takes SIGTERM for itself
+            ray_processes = ray_of_run.processes
             record.started("Ray")
+            for line in ray_of_run.places.lines():
+                record.note(line)
             reports = Reports(died=record.died, note=record.note)
-            cluster = make_cluster(config, record.folder.logs, with_training=with_training, reports=reports)
+            cluster = make_cluster(config, record.folder.logs, ray_of_run.places, with_training=with_training, reports=reports)
             try:
                 await _start_and_work(cluster, config, record, work, ray_processes, stop.event)
             except (PsrlError, OSError, BaseExceptionGroup) as error:

@@ -13,14 +13,12 @@ from psrl.config.tree import Config
 from psrl.errors import DeadlineError, ProcessDiedError
 from psrl.gateway.gateway import GatewayAddress
 from psrl.runtime.build import Cluster
-from psrl.runtime.cluster import RayProcesses
+from psrl.runtime.cluster import TRANSFER_QUEUE_CONTROLLER, TRANSFER_QUEUE_NAMESPACE, RayProcesses
 from psrl.runtime.groups import Endpoints
 from psrl.runtime.supervision import Supervisor, answer_of, end_of
 
-TRANSFER_QUEUE_NAMESPACE = "transfer_queue"
-TRANSFER_QUEUE_CONTROLLER = "TransferQueueController"
 TRANSFER_QUEUE_STORAGE = "TransferQueueStorageUnit#{rank}"
-"""Names under which the released TransferQueue registers its actors; the storage's in the namespace of the run."""
+"""Name under which the released TransferQueue registers a storage unit, in the namespace of the run."""
 
 
 class Checklist:
@@ -77,11 +75,12 @@ async def start_cluster(cluster: Cluster, config: Config, *, ray_processes: RayP
         cluster.endpoints.set(endpoints_of(config, urls, address))
 
     workers = cluster.workers.workers
+    storage = asyncio.to_thread(cluster.data_plane.start, config.transfer_queue, node_resource=cluster.places.storage_resource)
     async with asyncio.TaskGroup() as starts:
         starts.create_task(engines_and_gateway())
         starts.create_task(train_workers())
         starts.create_task(checklist.step("agent workers", *(worker.handle.start.remote() for worker in workers)))
-        starts.create_task(checklist.step("TransferQueue", asyncio.to_thread(cluster.data_plane.start, config.transfer_queue)))
+        starts.create_task(checklist.step("TransferQueue", storage))
     await checklist.step(
         "connections",
         *(worker.connect.remote() for worker in cluster.train_workers),

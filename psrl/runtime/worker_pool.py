@@ -27,9 +27,19 @@ class WorkerPool:
     the same uids: rows that the dead one had put are replaced, sessions that it had opened are closed by those that are opened anew.
     """
 
-    def __init__(self, workers: Sequence[KeptActor], *, data_plane: DataPlane, max_resends: int, note: Callable[[str], None]) -> None:
-        """`max_resends`: a group that cost more workers than that is given up; `note` takes a line for people for what died with groups."""
+    def __init__(
+        self,
+        workers: Sequence[KeptActor],
+        *,
+        data_plane: DataPlane,
+        max_resends: int,
+        note: Callable[[str], None],
+        is_near: Callable[[int, int], bool] = lambda worker, instance: True,
+    ) -> None:
+        """`max_resends`: a group that cost more workers than that is given up; `note` takes a line for people for what died with groups;
+        `is_near`: whether a worker (by index) lies on the node of an instance."""
         self.workers = tuple(workers)
+        self._is_near = is_near
         self._data_plane = data_plane
         self._max_resends = max_resends
         self._note = note
@@ -57,7 +67,7 @@ class WorkerPool:
         self._playing[group] = None
         try:
             for num_deaths in range(self._max_resends + 1):
-                worker = await self._least_busy(what, until)
+                worker = await self._least_busy(what, until, instance=request.tickets[0].instance)
                 try:
                     result = await self._play_in(worker, request, what, until)
                 except ActorDiedError:
@@ -125,14 +135,16 @@ class WorkerPool:
         if not worker.is_up and self._num_playing[worker]:
             self._note(f"{self._num_playing[worker]} groups that were in {worker.name} are played again")
 
-    async def _least_busy(self, what: str, until: float) -> KeptActor:
+    async def _least_busy(self, what: str, until: float, *, instance: int | None) -> KeptActor:
+        """Of those that are up: beside the instance that samples the group's turns, where there is one."""
         while not (up := [worker for worker in self.workers if worker.is_up]):
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), until - time.monotonic())
             except TimeoutError as error:
                 raise DeadlineError(f"{what}: no agent worker was up before its deadline") from error
-        return min(up, key=lambda worker: self._num_playing[worker])
+        near = [worker for worker in up if instance is not None and self._is_near(self.workers.index(worker), instance)]
+        return min(near or up, key=lambda worker: self._num_playing[worker])
 
 
 def lost_group(request: GroupRequest, *, error: str) -> GroupResult:

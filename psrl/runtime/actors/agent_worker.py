@@ -31,6 +31,10 @@ class AgentWorkerActor(Pinged):
         """Attach to engines, gateway and data plane, which were started meanwhile."""
         await self._worker.connect(endpoints)
 
+    async def readdress(self, old: str, new: str) -> None:
+        """An engine was started again at another URL."""
+        await self._worker.readdress(old, new)
+
     async def run_group(self, request: GroupRequest) -> GroupResult:
         """Play all episodes of one task; returns when each of them has an outcome."""
         return await self._worker.run_group(request)

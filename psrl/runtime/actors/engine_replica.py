@@ -41,15 +41,24 @@ class EngineReplicaActor(Pinged):
     """One replica. Its server dies with this process, whatever ends it."""
 
     def __init__(
-        self, *, index: int, model: ModelConfig, rollout: RolloutConfig, log_folder: Path, weight_sync_s: float, port: int = 0
+        self,
+        *,
+        index: int,
+        model: ModelConfig,
+        rollout: RolloutConfig,
+        log_folder: Path,
+        weight_sync_s: float,
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         """Make it; nothing is started.
 
         `weight_sync_s` bounds each call of a sync to the server; a pause with `wait` lasts as long as the longest running turn.
-        `port`: where the server listens, 0 takes a free one; a replica that takes another's place takes its port.
+        `host` and `port`: where the server listens, 0 takes a free one; a replica that takes another's place takes its port.
         """
         self._name = f"engine replica {index}"
         self._rollout = rollout
+        self._host = host
         self._weight_sync_s = weight_sync_s
         self._command = engine_command(model, rollout)
         self._log_path = log_folder / f"engine-{index}.log"
@@ -142,4 +151,4 @@ class EngineReplicaActor(Pinged):
     def _new_process(self, port: int, *, is_paused: bool) -> ChildProcess:
         argv = [*self._command, "--paused"] if is_paused else self._command
         wait_s = PORT_WAIT_S if port else 0.0
-        return ChildProcess(self._name, argv, log_path=self._log_path, port=port, port_wait_s=wait_s)
+        return ChildProcess(self._name, argv, log_path=self._log_path, host=self._host, port=port, port_wait_s=wait_s)

@@ -26,6 +26,10 @@ class GatewayActor(Pinged):
         """Let engines that are up take turns."""
         await self._gateway.attach(engine_urls)
 
+    async def readdress(self, old: str, new: str) -> None:
+        """An engine was started again at another URL."""
+        await self._gateway.readdress(old, new)
+
     async def watch(self) -> None:
         """Never returns; starts SMG again when it ends, and raises when the gateway is lost."""
         await self._gateway.watch()

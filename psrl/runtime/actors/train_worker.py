@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from psrl.runtime.actors.node_weights import NODE
 from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.devices import resolved_device
 from psrl.runtime.imports import make_importable
+from psrl.runtime.placement import interface_of
 from psrl.training.worker import TrainRank
 from psrl.types import PolicyVersion
 
@@ -73,8 +75,15 @@ class TrainWorkerActor(Pinged):
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
+    def _name_interface(self) -> None:
+        """Let gloo and NCCL talk over the network that Ray's nodes use: a host name may stand for loopback."""
+        interface = interface_of(ray.util.get_node_ip_address())
+        if interface is not None:
+            os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+
     async def load(self, init_method: str) -> None:
         """Join the process group and load the model."""
+        self._name_interface()
         s = self._settings
         self._rank = TrainRank(
             model=s.model,

@@ -1,0 +1,164 @@
+"""Where the processes of a run are, in Ray's terms: which node each is given to, at which address it listens, and where it goes when its
+node is lost.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from psrl.config.placement import Node, Placement, Role, Room, place_agent_worker, place_replica
+from psrl.errors import ConfigError, ProcessDiedError
+
+LOOPBACK = "127.0.0.1"
+ANSWER_S = 1.0
+"""A raylet that takes no connection for so long is gone; Ray itself needs some fifteen seconds to say so."""
+SHARED_GPU = 0.5
+"""Of a GPU, to Ray, that a train worker and a replica have together."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RayNode:
+    """A node of the cluster that Ray runs on."""
+
+    id: str
+    address: str
+    port: int
+    """Of its raylet."""
+
+    def answers(self) -> bool:
+        """Whether its raylet takes connections."""
+        try:
+            socket.create_connection((self.address, self.port), timeout=ANSWER_S).close()
+        except OSError:
+            return False
+        return True
+
+
+class Places:
+    """The nodes of a run, and the one that each process has. What is started again after its node was lost gets another.
+
+    Servers listen on loopback while the run has one node. Where it has several they listen on their node's address, which must be a
+    private one: the control routes of engines have no key.
+    """
+
+    def __init__(self, placement: Placement, ray_nodes: Sequence[RayNode]) -> None:
+        """`ray_nodes` are the nodes of `placement`, in its order.
+
+        Raises:
+            ConfigError: The run has several nodes, and one that it uses has a public address.
+        """
+        self._placement = placement
+        self._ray_nodes = tuple(ray_nodes)
+        self._places = {role: list(places) for role, places in placement.places.items()}
+        self.spans_nodes = placement.spans_nodes
+        if self.spans_nodes:
+            for index in {0, *(place for places in self._places.values() for place in places)}:
+                _check_private(self._ray_nodes[index])
+
+    @property
+    def anchor(self) -> str:
+        """Address of the node with rank 0, the parameter server and TransferQueue's storage."""
+        return self._ray_nodes[self._places[Role.PARAMETER_SERVER][0]].address
+
+    @property
+    def storage_resource(self) -> str | None:
+        """Ray's own resource of that node, by which TransferQueue finds it; None while there is one node."""
+        return f"node:{self.anchor}" if self.spans_nodes else None
+
+    def options(self, role: Role, index: int) -> dict[str, Any]:
+        """Ray's options of one process."""
+        gpus = self._placement.gpus_of(role, index)
+        node = self._ray_nodes[self._places[role][index]]
+        return {
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
+            "num_gpus": SHARED_GPU * gpus if self._placement.shares_gpus else gpus,
+        }
+
+    def device(self, role: Role, index: int) -> str:
+        """`cuda` or `cpu`."""
+        return "cuda" if self._placement.gpus_of(role, index) else "cpu"
+
+    def threads(self, role: Role, index: int) -> int:
+        """Cores of the node, shared among its processes of this kind."""
+        place = self._places[role][index]
+        return max(1, self._placement.nodes[place].machine.num_cores // self._places[role].count(place))
+
+    def address(self, role: Role, index: int) -> str:
+        """Of the node of one process."""
+        return self._ray_nodes[self._places[role][index]].address
+
+    def host(self, role: Role, index: int) -> str:
+        """Where one process listens."""
+        return self.address(role, index) if self.spans_nodes else LOOPBACK
+
+    def settle(self, role: Role, index: int) -> bool:
+        """Before a replica or an agent worker is started again: another place where its node is lost. Whether it has another one now.
+
+        Raises:
+            ProcessDiedError: No node that lives has room.
+        """
+        if not self.spans_nodes or (alive := self._alive())[self._places[role][index]]:
+            return False
+        room = self._room_on(alive, role, index)
+        try:
+            if role is Role.REPLICA:
+                place = place_replica(room, self._placement.gpus_of(role, index))
+            else:
+                others = [place for other, place in enumerate(self._places[role]) if other != index and alive[place]]
+                place = place_agent_worker(room, [place for place in self._places[Role.REPLICA] if alive[place]], others)
+        except ConfigError as error:
+            lost = self.address(role, index)
+            raise ProcessDiedError(f"node {lost} of {role.value} {index} is lost, and no other has room: {error.rule}") from error
+        self._places[role][index] = place
+        return True
+
+    def lines(self) -> list[str]:
+        """What is where now, a line for each node, and how servers can be reached."""
+        now = replace(self._placement, places={role: tuple(places) for role, places in self._places.items()})
+        if not self.spans_nodes:
+            return now.lines()
+        return [*now.lines(), "servers listen on their nodes' addresses, without keys: the network between the nodes must be private"]
+
+    def _alive(self) -> list[bool]:
+        known = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        return [node.id in known and node.answers() for node in self._ray_nodes]
+
+    def _room_on(self, alive: Sequence[bool], leaving: Role, index: int) -> Room:
+        """What is free on nodes that live, without the process that goes."""
+        nodes = [node if lives else _without_room(node) for node, lives in zip(self._placement.nodes, alive, strict=True)]
+        room = Room(nodes)
+        for role, places in self._places.items():
+            for process, place in enumerate(places):
+                if alive[place] and role is not Role.GATEWAY and (role, process) != (leaving, index):
+                    # Where GPUs are shared, replicas find those of train workers free.
+                    is_counted = role is Role.REPLICA or not self._placement.shares_gpus
+                    gpus = self._placement.gpus_of(role, process) if is_counted else 0
+                    room.take(place, gpus=gpus, is_computing=role in (Role.REPLICA, Role.TRAIN_WORKER) and gpus == 0)
+        return room
+
+
+def _without_room(node: Node) -> Node:
+    return replace(node, num_cpus=0, machine=replace(node.machine, num_gpus=0))
+
+
+def _check_private(node: RayNode) -> None:
+    if not ipaddress.ip_address(node.address).is_private:
+        rule = "is a public address, and the engines' control routes have no key"
+        fix = "start Ray there with `--node-ip-address` of a private network"
+        raise ConfigError(key="psrl.ray_address", value=node.address, rule=rule, fix=fix)
+
+
+def interface_of(address: str) -> str | None:
+    """Name of this machine's network interface with an address; None where it has none."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            return name
+    return None

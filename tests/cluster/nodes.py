@@ -1,0 +1,69 @@
+"""Several raylets on this machine as the nodes of a cluster, each at an address of its own, and runs on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+from ray.cluster_utils import Cluster
+
+import psrl.runtime  # noqa: F401 - sets the environment of what Ray starts
+
+SECOND_ADDRESS = "127.0.0.2"
+"""Of this machine's loopback network: a private address that is not the first node's."""
+CPUS = 16
+"""Logical ones, of each node."""
+SETTINGS = ("psrl.ray_address={address}", "gen_actor_rollout_ref.rollout.num_threads=1", "train_actor_rollout_ref.actor.num_threads=1")
+
+
+class TwoNodes:
+    """A cluster of two nodes; drivers on this machine belong to the first."""
+
+    def __init__(self, *, cpus_of_first: int = CPUS) -> None:
+        head = {"num_cpus": cpus_of_first, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.add_second()
+
+    def add_second(self) -> None:
+        """Start the second node; again, after it was killed."""
+        self._second = self._cluster.add_node(num_cpus=CPUS, node_ip_address=SECOND_ADDRESS)
+
+    @property
+    def address(self) -> str:
+        """To join it."""
+        return self._cluster.address
+
+    def settings(self) -> tuple[str, ...]:
+        """Of a run on it."""
+        return tuple(setting.format(address=self.address) for setting in SETTINGS)
+
+    def processes_of_second(self) -> list[psutil.Process]:
+        """Its raylet, and every process that this started."""
+        raylets = [one[0].process for one in self._second.all_processes.values() if "raylet" in one[0].process.args[0]]
+        raylet = psutil.Process(raylets[0].pid)
+        return [raylet, *raylet.children(recursive=True)]
+
+    def kill_second(self) -> None:
+        """As if its power went: every process of it at once."""
+        processes = self.processes_of_second()
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    def close(self) -> None:
+        """End both."""
+        self._cluster.shutdown()
+
+
+@contextmanager
+def two_nodes(**options: int) -> Iterator[TwoNodes]:
+    """The cluster while the body runs."""
+    nodes = TwoNodes(**options)
+    try:
+        yield nodes
+    finally:
+        nodes.close()

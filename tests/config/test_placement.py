@@ -1,0 +1,186 @@
+"""Which process goes to which node."""
+
+import pytest
+from config_files import write_recipe
+from hypothesis import given
+from hypothesis import strategies as st
+
+from psrl.config.load import Purpose, load_config
+from psrl.config.machine import Machine
+from psrl.config.placement import Demand, Node, Role, place, spans_of
+from psrl.config.plan_of_nodes import check_as_described, described_nodes, make_plan_of_nodes
+from psrl.errors import ConfigError
+
+GIB = 2**30
+
+
+def node(name="node", *, cpus=64, gpus=0, memory_gib=512):
+    return Node(name=name, machine=Machine(num_cores=cpus, memory_bytes=memory_gib * GIB, num_gpus=gpus), num_cpus=cpus)
+
+
+def demand(*, ranks=1, rank_gpus=0, instances=(0,), workers=1, units=1, share="auto", has_gateway=False):
+    return Demand(
+        num_ranks=ranks,
+        rank_gpus=rank_gpus,
+        instance_gpus=tuple(instances),
+        num_agent_workers=workers,
+        num_storage_units=units,
+        has_gateway=has_gateway,
+        share_gpus=share,
+    )
+
+
+def test_on_one_node_everything_is_there():
+    placement = place(demand(ranks=2, instances=(0, 0), workers=3, has_gateway=True), [node()])
+    assert not placement.spans_nodes
+    assert placement.lines() == [
+        "node: driver, train worker 0-1, parameter server, TransferQueue storage, engine replica 0-1, agent worker 0-2, gateway"
+    ]
+
+
+def test_ranks_lie_on_as_few_nodes_as_possible():
+    nodes = [node("head", gpus=2), node("small", gpus=4), node("large", gpus=8)]
+    assert place(demand(ranks=2, rank_gpus=1), nodes).places[Role.TRAIN_WORKER] == (0, 0)
+    assert place(demand(ranks=3, rank_gpus=1), nodes).places[Role.TRAIN_WORKER] == (1, 1, 1)
+    assert place(demand(ranks=8, rank_gpus=1), nodes).places[Role.TRAIN_WORKER] == (2,) * 8
+    # Ten need two nodes: the largest, and the driver's for the two that are left.
+    assert place(demand(ranks=10, rank_gpus=1), nodes).places[Role.TRAIN_WORKER] == (2,) * 8 + (0,) * 2
+
+
+def test_what_ranks_talk_to_lies_beside_rank_0_and_agent_workers_beside_replicas():
+    nodes = [node("head"), node("a", gpus=8), node("b", gpus=8)]
+    placement = place(demand(ranks=8, rank_gpus=1, instances=(4, 2, 2), workers=3, units=2, has_gateway=True), nodes)
+    assert placement.places == {
+        Role.TRAIN_WORKER: (1,) * 8,
+        Role.PARAMETER_SERVER: (1,),
+        Role.STORAGE: (1, 1),
+        Role.REPLICA: (2, 2, 2),
+        Role.AGENT_WORKER: (2, 2, 2),
+        Role.GATEWAY: (0,),
+    }
+
+
+def test_agent_workers_are_shared_out_as_the_replicas_are():
+    nodes = [node("head", gpus=8), node("a", gpus=4), node("b", gpus=2)]
+    placement = place(demand(ranks=8, rank_gpus=1, instances=(1,) * 6, workers=3), nodes)
+    assert placement.places[Role.REPLICA] == (2, 2, 1, 1, 1, 1)
+    assert placement.places[Role.AGENT_WORKER] == (1, 2, 1)
+
+
+def test_large_instances_find_room_before_small_ones():
+    nodes = [node("head", gpus=4), node("a", gpus=4)]
+    placement = place(demand(ranks=1, rank_gpus=1, instances=(1, 1, 4)), nodes)
+    assert placement.places[Role.REPLICA] == (0, 0, 1)
+
+
+def test_without_gpus_replicas_go_where_the_fewest_compute():
+    assert place(demand(instances=(0, 0, 0), workers=2), [node("a"), node("b")]).places[Role.REPLICA] == (1, 0, 1)
+
+
+def test_a_single_gpu_is_shared_and_two_are_not():
+    assert place(demand(rank_gpus=1, instances=(1,)), [node(gpus=1)]).shares_gpus
+    assert not place(demand(rank_gpus=1, instances=(1,)), [node(gpus=2)]).shares_gpus
+    assert place(demand(rank_gpus=1, instances=(1,), share="always"), [node(gpus=2)]).shares_gpus
+    with pytest.raises(ConfigError, match=r"share_gpus.*need 2 GPUs, and the nodes have 1"):
+        place(demand(rank_gpus=1, instances=(1,), share="never"), [node(gpus=1)])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "nodes", "words"),
+    [
+        (demand(ranks=3, rank_gpus=1, instances=(2,)), [node(gpus=3)], "an instance of 2 GPUs shares none"),
+        (
+            demand(ranks=4, rank_gpus=1, instances=(4,)),
+            [node("a", gpus=6), node("b", gpus=2)],
+            "no node has 4 free GPUs.*a 2 of 6, b 2 of 2",
+        ),
+        (demand(ranks=9, rank_gpus=1, instances=(1,)), [node(gpus=8)], "need 9 GPUs although they share them"),
+        (demand(ranks=4, instances=(0, 0)), [node(cpus=4)], "one logical CPU each.*node 4"),
+    ],
+    ids=["shared", "split", "too many", "cpus"],
+)
+def test_what_finds_no_room_is_refused(wanted, nodes, words):
+    with pytest.raises(ConfigError, match=words):
+        place(wanted, nodes)
+
+
+@given(
+    ranks=st.integers(0, 12),
+    instances=st.lists(st.sampled_from((1, 2, 4)), min_size=1, max_size=6),
+    gpus=st.lists(st.integers(0, 8), min_size=1, max_size=5),
+    workers=st.integers(1, 6),
+)
+def test_no_gpu_is_given_twice(ranks, instances, gpus, workers):
+    nodes = [node(str(index), gpus=count) for index, count in enumerate(gpus)]
+    try:
+        placement = place(demand(ranks=ranks, rank_gpus=1, instances=instances, workers=workers, share="never"), nodes)
+    except ConfigError:
+        return
+    for index, count in enumerate(gpus):
+        used = [
+            placement.gpus_of(role, process) for role, at in placement.places.items() for process, place in enumerate(at) if place == index
+        ]
+        assert sum(used) <= count
+    at = placement.places[Role.TRAIN_WORKER]
+    # Few: without any of the nodes that have ranks, the others of them would not do.
+    assert all(sum(gpus[node] for node in set(at) - {without}) < ranks for without in set(at))
+
+
+def described(tmp_path, *overrides):
+    settings = ("psrl.ray_address=auto", "psrl.deployment.cores_per_node=[64]", "psrl.deployment.memory_gib_per_node=[512]")
+    return load_config(str(write_recipe(tmp_path)), [*settings, *overrides], purpose=Purpose.DRY_RUN)
+
+
+def test_described_nodes_need_no_model_here(tmp_path):
+    config = described(tmp_path, "psrl.deployment.num_nodes=2", "psrl.deployment.gpus_per_node=[8,4]", "data.train_files=[/not/here.jsonl]")
+    nodes = described_nodes(config)
+    assert [each.machine.num_gpus for each in nodes] == [8, 4]
+    plan = make_plan_of_nodes(config, nodes)
+    assert plan.placement.gpus_of(Role.REPLICA, 0) == 1
+
+
+def test_a_node_that_cannot_hold_its_part_is_named(tmp_path):
+    config = described(
+        tmp_path, "psrl.deployment.num_nodes=2", "psrl.deployment.num_instances=2", "psrl.deployment.memory_gib_per_node=[64,1]"
+    )
+    with pytest.raises(ConfigError, match="node 1: the plan needs"):
+        make_plan_of_nodes(config, described_nodes(config))
+
+
+def test_a_cluster_must_have_the_nodes_that_are_described(tmp_path):
+    config = described(tmp_path, "psrl.deployment.num_nodes=2", "psrl.deployment.gpus_per_node=[8]")
+    check_as_described(config, [node("a", gpus=8), node("b", gpus=8), node("c")])
+    with pytest.raises(ConfigError, match="describes a node of 8 GPUs and 64 cores that the cluster has not"):
+        check_as_described(config, [node("a", gpus=8), node("b", gpus=4)])
+
+
+def test_the_number_of_instances_is_said_once(tmp_path):
+    replicas = "gen_actor_rollout_ref.rollout.num_replicas"
+    for said in ("psrl.deployment.num_instances=3", "psrl.deployment.gpus_per_instance=[1,1,1]"):
+        config = load_config(str(write_recipe(tmp_path)), [said])
+        assert config.gen_actor_rollout_ref.rollout.num_replicas == config.train_actor_rollout_ref.rollout.num_replicas == 3
+    assert load_config(str(write_recipe(tmp_path)), [f"{replicas}=3", "psrl.deployment.num_instances=3"])
+    with pytest.raises(ConfigError, match=rf"num_instances=3: says 3 instances, and {replicas} says 2"):
+        load_config(str(write_recipe(tmp_path)), [f"{replicas}=2", "psrl.deployment.num_instances=3"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["psrl.deployment.gpus_per_instance=[1,1]", "psrl.deployment.num_instances=3"], "has 2 numbers, and there are 3 instances"),
+        (["psrl.deployment.gpus_per_instance=[2]"], "the torch engine has one GPU at most"),
+        (["psrl.deployment.gpus_per_instance=[0]"], "no positive multiple"),
+        (["psrl.deployment.cores_per_node=[8]"], "has no effect while psrl.deployment.num_nodes=0"),
+        (["psrl.deployment.num_nodes=2"], "psrl.ray_address=local starts Ray"),
+        (["psrl.deployment.num_nodes=1"], "cores_per_node.*must be said"),
+        (["psrl.deployment.share_gpus=sometimes"], "is no choice"),
+        (["psrl.deployment.gpus_per_node=[a]"], "must be a list of whole numbers"),
+    ],
+)
+def test_what_deployment_says_wrongly_is_refused(tmp_path, overrides, words):
+    with pytest.raises(ConfigError, match=words):
+        load_config(str(write_recipe(tmp_path)), overrides)
+
+
+def test_numbers_are_written_as_spans():
+    assert spans_of([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
