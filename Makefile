@@ -1,5 +1,5 @@
 # Each target is enough on a fresh machine: it sets up first, and a second run installs nothing.
-.PHONY: train test test-slow faults fuzz lint bench setup
+.PHONY: train test test-slow test-vllm faults fuzz lint bench setup
 
 train:
 	@scripts/setup.sh
@@ -12,6 +12,12 @@ test:
 test-slow:
 	@scripts/setup.sh tests
 	.venv/bin/python -m pytest -m slow
+
+# The vllm engine, on vLLM's own environment (3.4 GB, made once).
+test-vllm:
+	@scripts/setup.sh tests
+	@scripts/setup.sh vllm
+	.venv/bin/python -m pytest -m slow -k vllm tests/engines tests/runtime
 
 # Twenty faults of each kind in real runs, some hours; PSRL_INJECTIONS and PSRL_FAULT_SEED change how many and when.
 faults:

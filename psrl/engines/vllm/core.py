@@ -34,8 +34,10 @@ from psrl.protocols import WeightManifest, WeightReport
 from psrl.types import FinishReason, PolicyVersion
 
 JOIN_TIMEOUT_S = 10.0
-SHUTDOWN_S = 5.0
-"""For vLLM's own processes to end; then they are killed."""
+SHUTDOWN_S = 2.0
+"""For vLLM's own processes to end; then they are killed. Less than `ChildProcess` gives the whole server."""
+
+CLOSED = "engine is closed"
 
 Answer = TypeVar("Answer")
 
@@ -50,7 +52,7 @@ class VllmCore:
             EngineError: It cannot; its own log has the cause.
         """
         self.model_name = model_path.name
-        self.failure: str | None = None
+        self._failure: str | None = None
         self._shapes = shapes_of_folder(model_path)
         self._report = start_report(self._shapes)
         self._staged: WeightReport | None = None
@@ -72,6 +74,13 @@ class VllmCore:
         self._num_cache_tokens = blocks * config.cache_config.block_size
 
     # ------------------------------------------------------------ called from any thread
+
+    @property
+    def failure(self) -> str | None:
+        """See the contract."""
+        if self._failure is None and self._engine.errored:
+            self._failure = "vLLM's engine died; the log has the cause"
+        return self._failure
 
     def submit(self, request: TurnRequest, on_done: TurnDone) -> None:
         """Queue a request; the caller has checked it against max_model_len and the vocabulary."""
@@ -126,8 +135,8 @@ class VllmCore:
 
     def close(self) -> None:
         """End vLLM's processes and the thread."""
-        if self.failure != "engine is closed":
-            self.failure = "engine is closed"
+        if self._failure != CLOSED:
+            self._failure = CLOSED
             self._loop.call_soon_threadsafe(self._loop.create_task, self._stop())
         self._thread.join(JOIN_TIMEOUT_S)
 
@@ -156,7 +165,7 @@ class VllmCore:
                 turn = sampled_turn(last)
                 self._num_cached += turn.cached_tokens
         except VLLMError as error:
-            self._note(f"request {request.request_id}: {type(error).__name__}: {error}")
+            print(f"vllm engine: request {request.request_id}: {type(error).__name__}: {error}", flush=True)
         finally:
             del self._turns[request.request_id]
             on_done(turn)
@@ -247,7 +256,7 @@ class VllmCore:
         broken = [answer[BROKEN] for answer in answers if BROKEN in answer]
         if broken or 0 < len(causes) < len(answers):
             # Some workers have the new version, or none has a whole one.
-            self.failure = f"weights are mixed after a failed update: {(broken or causes)[0]}"
+            self._failure = f"weights are mixed after a failed update: {(broken or causes)[0]}"
         if causes:
             raise WeightSyncError(causes[0])
 
@@ -258,16 +267,11 @@ class VllmCore:
         await asyncio.to_thread(self._engine.shutdown, SHUTDOWN_S)
         self._loop.stop()
 
-    def _note(self, line: str) -> None:
-        print(f"vllm engine: {line}", flush=True)
-        if self._engine.errored and self.failure is None:
-            self.failure = "vLLM's engine died; its log has the cause"
-
     def _soon(self, work: Coroutine[Any, Any, Answer]) -> Future[Answer]:
         if not self._thread.is_alive():
             work.close()
             refused: Future[Answer] = Future()
-            refused.set_exception(EngineError(self.failure or "engine is closed"))
+            refused.set_exception(EngineError(self._failure or CLOSED))
             return refused
         return asyncio.run_coroutine_threadsafe(_as_engine_error(work, lambda: self.failure), self._loop)
 

@@ -87,32 +87,18 @@ class PsrlWorker:
         if tensors is None:
             self.model_runner.reload_weights()
         else:
+            expected = {name for name, _ in model.named_parameters()}  # one that is tied has the name of its first place
             initialize_layerwise_reload(model)
             try:
-                model.load_weights(iter(tensors.items()))
-                left_out = _left_out(model)
+                loaded = model.load_weights(iter(tensors.items()))
             finally:
                 finalize_layerwise_reload(model, self.model_runner.model_config)
-            if left_out:
-                raise ValueError(f"vLLM loaded nothing into {left_out[:5]}")
+            if loaded is not None and not expected <= loaded:
+                raise ValueError(f"vLLM loaded nothing into {sorted(expected - loaded)[:5]}")
         if self.device.type == "cpu":
             _pack_heads(model)
         else:
             torch.accelerator.synchronize()
-
-
-def _left_out(model: torch.nn.Module) -> list[str]:
-    """Layers with weights into which nothing was loaded; heads aside, which may share the embedding's."""
-    from vllm.model_executor.layers.attention import is_deferred_attention_layer
-    from vllm.model_executor.model_loader.reload import get_layerwise_info
-
-    def is_left_out(layer: torch.nn.Module) -> bool:
-        info = get_layerwise_info(layer)
-        is_untouched = info.can_load() and info.load_numel_total and not info.load_numel
-        has_weights = any(parameter.numel() for parameter in layer.parameters(recurse=False))
-        return bool(is_untouched and has_weights and type(layer).__name__ != TIED_HEAD and not is_deferred_attention_layer(layer))
-
-    return [name for name, layer in model.named_modules() if is_left_out(layer)]
 
 
 def _pack_heads(model: torch.nn.Module) -> None:
