@@ -21,6 +21,7 @@ from psrl.chat.families import (
     as_plain_messages,
     derive_family,
     markup_of,
+    text_with_calls,
     with_one_text_per_call,
     with_system_as_user,
 )
@@ -115,6 +116,13 @@ class HfRenderer:
         reasoning, rest = self._tool_format.split_reasoning(self.template.decode(spoken), is_open=self.family.opens_reasoning)
         parsed = self._tool_format.parse(rest, turn=turn, tools=tools)
         return ParsedTurn(content=parsed.content, reasoning=reasoning, calls=parsed.calls, text=text)
+
+    def turn_ids(self, message: Message) -> list[int]:
+        """What the policy would have sampled to say an assistant's message: content, calls in the run's format, end of turn.
+
+        The content is the policy's own text: markup in it is markup.
+        """
+        return self.template.encode(text_with_calls(message, self._tool_format) + self.family.end_of_turn)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text with special tokens, for people only."""

@@ -6,15 +6,16 @@ turns would have. Learned is what the policy would have sampled: the assistant's
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 from psrl.chat import HfRenderer
 from psrl.datasets.rows import message_of, named, read_raw_rows
 from psrl.errors import ConfigError, MessageError, RowError
-from psrl.types import Message, Role, ToolSchema
+from psrl.types import Message, Role, ToolCall, ToolSchema
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +23,7 @@ class Demonstration:
     """A whole conversation."""
 
     messages: tuple[Message, ...]
-    """Assistant messages hold their calls as text, so that broken calls can be shown too."""
+    """Calls of the assistant are `tool_calls`, or text, so that broken ones can be shown too."""
     tools: tuple[ToolSchema, ...] = ()
     """What the prompt offers."""
 
@@ -51,7 +52,7 @@ def tokens_of(demonstration: Demonstration, renderer: HfRenderer) -> Demonstrati
             waiting.append(message)
             continue
         before = renderer.extend(ids, waiting) if ids else renderer.open(waiting, demonstration.tools)
-        turn = renderer.template.encode(message.content + renderer.family.end_of_turn)
+        turn = renderer.turn_ids(message)
         loss_mask += [0] * (len(before) - len(ids)) + [1] * len(turn)
         ids, waiting = before + turn, []
     return DemonstrationTokens(ids=ids, loss_mask=loss_mask)
@@ -64,7 +65,9 @@ def tokens_of_all(demonstrations: Iterable[Demonstration], renderer: HfRenderer)
 
 
 def load_demonstrations(files: Sequence[str]) -> list[Demonstration]:
-    """Rows with `messages` and optionally `tools` (OpenAI's function schemas).
+    """Rows with `messages` and optionally `tools` (OpenAI's function schemas, also as one JSON text).
+
+    An assistant's message may have `tool_calls`, as OpenAI's API gives them; they are written in the run's tool-call format.
 
     Raises:
         ConfigError: A file cannot be read, a row cannot be used (rows are named), or there is none.
@@ -75,7 +78,7 @@ def load_demonstrations(files: Sequence[str]) -> list[Demonstration]:
         for row, raw in enumerate(read_raw_rows(file, key="sft.train_files")):
             try:
                 found.append(_demonstration(raw))
-            except (MessageError, KeyError, TypeError) as error:
+            except (MessageError, KeyError, TypeError, ValueError) as error:
                 detail = f"missing {error}" if isinstance(error, KeyError) else str(error)
                 bad.append(RowError(source=file, row=row, reason="bad_demonstration", detail=detail))
     if bad or not found:
@@ -87,12 +90,37 @@ def load_demonstrations(files: Sequence[str]) -> list[Demonstration]:
 def _demonstration(raw: Any) -> Demonstration:
     if not isinstance(raw, Mapping):
         raise MessageError(f"a row is an object with messages, this is {type(raw).__name__}: {raw!r:.80}")
-    messages = tuple(message_of(entry) for entry in raw["messages"])
+    messages = tuple(_message(entry) for entry in raw["messages"])
     turns = [position for position, message in enumerate(messages) if message.role is Role.ASSISTANT]
     if not turns or turns[0] == 0 or any(after - before == 1 for before, after in pairwise(turns)):
         raise MessageError("a demonstration needs an assistant turn, and other messages before each of them")
+    offered = raw.get("tools") or ()
+    if isinstance(offered, str):  # as Parquet files hold what has no fixed columns
+        offered = json.loads(offered)
     tools = tuple(
         ToolSchema(name=tool["function"]["name"], description=tool["function"]["description"], parameters=tool["function"]["parameters"])
-        for tool in raw.get("tools") or ()
+        for tool in offered
     )
     return Demonstration(messages=messages, tools=tools)
+
+
+def _message(entry: Any) -> Message:
+    """One message, its calls included."""
+    if not isinstance(entry, dict) or not entry.get("tool_calls"):
+        return message_of(entry)
+    said = message_of({**entry, "content": entry.get("content") or "", "tool_calls": None})
+    if said.role is not Role.ASSISTANT:
+        raise MessageError(f"only the assistant calls tools, this message is the {said.role.value}'s")
+    return replace(said, tool_calls=tuple(_call(call, number) for number, call in enumerate(entry["tool_calls"])))
+
+
+def _call(call: Any, number: int) -> ToolCall:
+    function = call["function"]
+    arguments = function["arguments"]
+    if isinstance(arguments, str):  # OpenAI's API gives JSON text
+        arguments = json.loads(arguments)
+    if not isinstance(arguments, dict):
+        raise MessageError(f"arguments of a call are an object, these are {arguments!r:.80}")
+    # Parquet gives every call the columns of all calls.
+    given = {name: value for name, value in arguments.items() if value is not None}
+    return ToolCall(id=call.get("id") or f"call-{number}", name=function["name"], arguments=given)

@@ -60,7 +60,8 @@ def test_files_of_demonstrations_are_read_with_their_tools(tmp_path):
         ({"prompt": []}, "missing 'messages'"),
         ({"messages": [{"role": "user", "content": "q"}]}, "needs an assistant turn"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "other messages before"),
-        ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "write calls as text"),
+        ({"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [{}]}]}, "missing 'function'"),
+        ({"messages": [{"role": "user", "content": "", "tool_calls": [1]}]}, "only the assistant calls"),
         ([1], "a row is an object"),
     ],
 )

@@ -9,8 +9,8 @@ from psrl.cli.recipe_options import options_of
 from psrl.config.agent_yaml import read_agent_yaml
 from psrl.config.load import PACKAGE_FOLDER, RECIPES_FOLDER, load_config
 from psrl.datasets.swe_rows import GYM_REPOS, TASK_KIND
+from psrl.recipes.swe.options import HUB_NAMES
 from psrl.recipes.swe.prepare import prepare
-from psrl.recipes.swe.sources import HUB_NAMES
 from psrl.recipes.swe.validation import Verdict
 
 DOCS = Path(__file__).parent.parent.parent / "docs"

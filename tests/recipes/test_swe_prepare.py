@@ -15,10 +15,10 @@ from psrl.cli.main import main
 from psrl.config.data import DataConfig
 from psrl.datasets.source import build_source
 from psrl.errors import ConfigError
+from psrl.recipes.published_rows import rows_of_source
 from psrl.recipes.swe.images import digest_of
 from psrl.recipes.swe.prepare import prepare
 from psrl.recipes.swe.row_files import write_problems
-from psrl.recipes.swe.sources import rows_of_source
 from psrl.recipes.swe.splits import balanced_subset, split_problems
 from psrl.types import SweProblem
 

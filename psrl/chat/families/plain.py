@@ -28,7 +28,10 @@ def as_plain_messages(messages: Sequence[Message], tools: Sequence[ToolSchema], 
         if role is Role.TOOL:
             plain.append(Message(role=Role.USER, content="\n".join(tool_format.response_text(message.content) for message in group)))
         elif role is Role.ASSISTANT:
-            plain.extend(_without_calls(message, tool_format) for message in group)
+            plain.extend(
+                Message(role=Role.ASSISTANT, content=text_with_calls(message, tool_format), reasoning=message.reasoning)
+                for message in group
+            )
         else:
             plain.extend(group)
     if not tools:
@@ -39,7 +42,7 @@ def as_plain_messages(messages: Sequence[Message], tools: Sequence[ToolSchema], 
     return [Message(role=Role.SYSTEM, content=described), *plain]
 
 
-def _without_calls(message: Message, tool_format: ToolFormat) -> Message:
+def text_with_calls(message: Message, tool_format: ToolFormat) -> str:
+    """An assistant's content and calls, as it writes them: the calls after the content, each on a line of its own."""
     calls = [tool_format.call_text(call.name, call.arguments) for call in message.tool_calls]
-    content = "\n".join([message.content, *calls] if message.content else calls)
-    return Message(role=Role.ASSISTANT, content=content, reasoning=message.reasoning)
+    return "\n".join([message.content, *calls] if message.content else calls)

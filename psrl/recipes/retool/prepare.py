@@ -1,10 +1,12 @@
-"""`psrl prepare retool --source FOLDER`: rows of GSM8K or AIME, and SmolLM2-135M-Instruct as a plain model folder."""
+"""`psrl prepare retool`: questions to train on and to validate with, demonstrations for the cold start, and a small model to try it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from psrl.recipes.questions import find_file, read_questions, write_rows
+from psrl.errors import ConfigError
+from psrl.recipes.question_sets import AIME_2024, AIME_2025, DAPO, TEST, TRAIN, write_question_sets
+from psrl.recipes.retool.demonstrations import write_demonstrations
 from psrl.recipes.retool.smollm2 import make_smollm2_folder
 
 DEFAULT_OUTPUT = Path("data/retool")
@@ -13,28 +15,43 @@ SYSTEM_TEXT = (
     "Solve the problem step by step. You may run Python with the tool code_interpreter to calculate or to check; "
     "print what you want to see. End with the final answer in \\boxed{}."
 )
+SETS = (DAPO, AIME_2024, AIME_2025, TRAIN, TEST)
 
 
-def prepare(source: Path | None = None, output: Path | None = None, *, with_model: bool = True) -> Path:
-    """Write train.jsonl, test.jsonl and the model below `output`, and return that folder.
+def prepare(
+    source: Path | None = None, output: Path | None = None, *, hub: str | None = None, sft: str | None = None, with_model: bool = True
+) -> Path:
+    """Write questions, demonstrations and model below `output`, and return that folder.
 
     Args:
-        source: Folder with one *train* and one *test* file (JSONL or Parquet), or one file for both.
-        output: Where to write; `data/retool` if not given, which is where config.yaml looks.
+        source: Folder with files named after *dapo*, *aime*24*, *aime*25*, *train*, *test* (JSONL or Parquet), or one file.
+        output: Where to write; `data/retool` if not given, which is where the settings look.
+        hub: Instead of `source`: sets of the hub with commas between, of `dapo`, `aime_2024`, `aime_2025`, `gsm8k`.
+        sft: Rows of ReTool-SFT: a file, a folder, or its name on the hub (`JoeYing/ReTool-SFT`).
         with_model: False leaves the model out, for those who bring their own.
 
     Raises:
-        ConfigError: No rows, rows of an unknown shape, or the model's wheel is missing.
+        ConfigError: No rows, rows of an unknown shape, answers that cannot be graded, or the model's wheel is missing.
     """
-    return write_rows_and_model(output or DEFAULT_OUTPUT, source, system_text=SYSTEM_TEXT, with_model=with_model)
-
-
-def write_rows_and_model(folder: Path, source: Path | None, *, system_text: str, with_model: bool) -> Path:
-    """What `prepare` does, for every recipe on questions with SmolLM2: train.jsonl, test.jsonl and the model below `folder`."""
-    for part in ("train", "test"):
-        file = folder / f"{part}.jsonl"
-        count = write_rows(file, read_questions(find_file(source, part)), system_text=system_text)
-        print(f"{count} rows written to {file}")
+    folder = output or DEFAULT_OUTPUT
+    check_places(source, hub, is_enough=sft is not None)
+    if source is not None or hub is not None:
+        write_question_sets(folder, source, hub, known=SETS, system_text=SYSTEM_TEXT, reward_name="retool")
+    if sft is not None:
+        write_demonstrations(folder / "sft.jsonl", sft, system_text=SYSTEM_TEXT)
     if with_model:
         print(f"model written to {make_smollm2_folder(folder / MODEL_FOLDER)}")
     return folder
+
+
+def check_places(source: Path | None, hub: str | None, *, is_enough: bool = False) -> None:
+    """Rows come from one place; from none where `is_enough`.
+
+    Raises:
+        ConfigError: They come from two, or from none.
+    """
+    if source is not None and hub is not None:
+        raise ConfigError(key="--hub", value=hub, rule="stands beside --source", fix="leave one of them out")
+    if source is None and hub is None and not is_enough:
+        fix = "give --source FOLDER with the files, or --hub NAME"
+        raise ConfigError(key="--source", value=None, rule="the rows must come from somewhere", fix=fix)

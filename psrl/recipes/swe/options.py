@@ -14,6 +14,14 @@ ROW_BACKENDS = ("docker",)
 TASK_BACKENDS = ("bubblewrap", "docker")
 PLACES = ("source", "hub", "tasks")
 OF_ROWS = ("split", "format", "allow_tags", "allow_network")
+HUB_NAMES = {
+    "full": "SWE-bench/SWE-bench",
+    "lite": "SWE-bench/SWE-bench_Lite",
+    "verified": "SWE-bench/SWE-bench_Verified",
+    "gym": "SWE-Gym/SWE-Gym",
+    "smith": "SWE-bench/SWE-smith",
+}
+"""Short names of `--hub`."""
 OF_RUNS = ("k", "concurrency", "backend")
 
 

@@ -17,11 +17,11 @@ from psrl.config.reward import ExecutionConfig
 from psrl.config.sandbox import SandboxConfig, engine_url_of
 from psrl.datasets.swe_rows import SweFormat, format_of, problem_of_raw_row
 from psrl.errors import ConfigError, EnvironmentFault, RewardError, RowError, SandboxError
+from psrl.recipes.published_rows import rows_of_hub, rows_of_source
 from psrl.recipes.retool.smollm2 import make_smollm2_folder
 from psrl.recipes.swe.images import ASK_TIMEOUT_S, ImagePins
-from psrl.recipes.swe.options import check_numbers, check_options
+from psrl.recipes.swe.options import HUB_NAMES, check_numbers, check_options
 from psrl.recipes.swe.row_files import LEFT_OUT_FILE, tell_left_out, write_problems
-from psrl.recipes.swe.sources import rows_of_hub, rows_of_source
 from psrl.recipes.swe.splits import balanced_subset, split_problems
 from psrl.recipes.swe.task_folders import read_task_folder, task_folders, with_tests_found
 from psrl.recipes.swe.validation import Grader, Validator, all_of
@@ -105,7 +105,11 @@ def prepare(
     if tasks is not None:
         prepared, left_out = asyncio.run(_of_tasks(tasks, backend, k=k, num_at_once=concurrency))
     else:
-        rows = rows_of_hub(hub, split=split or "test") if hub is not None else rows_of_source(source or Path(), split=split)
+        rows = (
+            rows_of_hub(HUB_NAMES.get(hub, hub), split=split or "test")
+            if hub is not None
+            else rows_of_source(source or Path(), split=split)
+        )
         prepared, left_out = problems_of_rows(rows, swe_format=SweFormat(format) if format else None, allow_network=allow_network)
         prepared, not_pinned = with_pinned_images(prepared, allow_tags=allow_tags)
         left_out += not_pinned

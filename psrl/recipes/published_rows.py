@@ -11,14 +11,6 @@ from psrl.datasets.rows import read_raw_rows
 from psrl.errors import ConfigError
 
 ENDINGS = (".parquet", ".jsonl", ".json")
-HUB_NAMES = {
-    "full": "SWE-bench/SWE-bench",
-    "lite": "SWE-bench/SWE-bench_Lite",
-    "verified": "SWE-bench/SWE-bench_Verified",
-    "gym": "SWE-Gym/SWE-Gym",
-    "smith": "SWE-bench/SWE-smith",
-}
-"""Short names of `--hub`."""
 
 
 def rows_of_source(source: Path, *, split: str | None) -> Iterator[tuple[str, int, Any]]:
@@ -37,26 +29,25 @@ def rows_of_source(source: Path, *, split: str | None) -> Iterator[tuple[str, in
             yield path.name, row, raw
 
 
-def rows_of_hub(name: str, *, split: str) -> Iterator[tuple[str, int, Any]]:
-    """The rows of a data set of the hub, through the `datasets` library.
+def rows_of_hub(name: str, *, split: str, subset: str | None = None) -> Iterator[tuple[str, int, Any]]:
+    """The rows of a data set of the hub, through the `datasets` library; `subset` of those that have several.
 
     Raises:
         ConfigError: The library is not installed, or the data set cannot be had.
     """
-    full_name = HUB_NAMES.get(name, name)
     try:
         import datasets
     except ImportError as error:
         fix = "pip install datasets, or download the rows and give --source FOLDER"
         raise ConfigError(key="--hub", value=name, rule="needs the library datasets, which is not installed", fix=fix) from error
     try:
-        rows = datasets.load_dataset(full_name, split=split)
+        rows = datasets.load_dataset(name, subset, split=split)
     except (OSError, ValueError, RuntimeError) as error:
-        rule = f"{full_name} (split {split}) cannot be had: {type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
+        rule = f"{name} (split {split}) cannot be had: {type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
         fix = "see that this machine reaches the hub and that name and split are right, or give --source FOLDER with a copy"
         raise ConfigError(key="--hub", value=name, rule=rule, fix=fix) from error
     for row, raw in enumerate(rows):
-        yield full_name, row, dict(raw)
+        yield name, row, dict(raw)
 
 
 def _files_of(source: Path, split: str | None) -> list[Path]:
