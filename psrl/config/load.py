@@ -73,17 +73,16 @@ class Purpose(StrEnum):
     SFT = "sft"
     ENDPOINT = "endpoint"
     """Validation of a model that somebody else serves: neither model nor training rows need be here."""
-    SIMULATION = "simulation"
     ROLLOUT = "rollout"
     """Episodes of the training tasks, played by psrl's engines and not trained on."""
     ENDPOINT_ROLLOUT = "endpoint rollout"
     """The same, by a model that somebody else serves."""
     REGRADE = "regrade"
     """New rewards of stored episodes: nothing is played."""
+    SIMULATION = "simulation"
     """On virtual time: no file that the settings name need be here."""
 
 
-def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose = Purpose.TRAIN) -> Config:
 NEEDS = {
     Purpose.TRAIN: Needs(),
     Purpose.DRY_RUN: Needs(),
@@ -97,6 +96,7 @@ NEEDS = {
 UNTRAINED = (Purpose.ROLLOUT, Purpose.ENDPOINT_ROLLOUT, Purpose.REGRADE)
 
 
+def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose = Purpose.TRAIN) -> Config:
     """Compose and check the settings of a run.
 
     Args:

@@ -13,6 +13,8 @@ from typing import Any
 
 from psrl.errors import ConfigError
 
+SHAPES_FOLDER = Path(__file__).parent / "model_shapes"
+"""config.json of models that the shipped cluster configurations name, by the folder's name."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1}
 
 
@@ -31,13 +33,15 @@ class ModelSize:
 def read_model_size(path: str) -> ModelSize:
     """Size of a Hugging Face folder, from config.json and the safetensors headers (weights are not read).
 
+    A folder that is not on this machine, which only a plan of described nodes may name, has the config.json of `model_shapes/`.
+
     Raises:
         ConfigError: config.json cannot be read or lacks a number.
     """
     folder = Path(path)
     key = "train_actor_rollout_ref.model.path"
     try:
-        content = json.loads((folder / "config.json").read_text())
+        content = json.loads(_config_of(folder).read_text())
         layers, hidden, heads = content["num_hidden_layers"], content["hidden_size"], content["num_attention_heads"]
         vocab = content["vocab_size"]
     except (OSError, ValueError, KeyError) as error:
@@ -46,10 +50,8 @@ def read_model_size(path: str) -> ModelSize:
     width = content["head_dim"] if content.get("head_dim") else hidden // heads
     kv_heads = content["num_key_value_heads"] if content.get("num_key_value_heads") else heads
     counted = sum(_safetensors_elements(file) for file in folder.glob("*.safetensors"))
-    # Twelve hidden^2 per layer is the classic transformer; only used for models whose weights are not written yet.
-    estimate = vocab * hidden + 12 * layers * hidden * hidden
     return ModelSize(
-        num_parameters=counted or estimate,
+        num_parameters=counted or _parameters_of(content, heads_width=heads * width, kv_width=kv_heads * width),
         num_layers=layers,
         num_kv_heads=kv_heads,
         head_dim=width,
@@ -65,6 +67,25 @@ def kv_cache_bytes(size: ModelSize, *, num_slots: int, num_tokens: int, dtype: s
         2 layers, 2 heads of width 8, 4 slots of 100 tokens in float32: 2 * 2 * 2 * 8 * 4 * 100 * 4 bytes = 102,400.
     """
     return 2 * size.num_layers * size.num_kv_heads * size.head_dim * num_slots * num_tokens * DTYPE_BYTES[dtype]
+
+
+def _config_of(folder: Path) -> Path:
+    known = SHAPES_FOLDER / f"{folder.name}.json"
+    return known if not folder.is_dir() and known.is_file() else folder / "config.json"
+
+
+def _parameters_of(content: dict[str, Any], *, heads_width: int, kv_width: int) -> int:
+    """Of a model whose weights are not here: embeddings, attention, gated feed-forward. Norms and biases are left out.
+
+    Example:
+        Qwen2.5-7B: 2 x 152,064 x 3,584 + 28 x (2 x 3,584 x 3,584 + 2 x 3,584 x 512 + 3 x 3,584 x 18,944) = 7.6e9.
+    """
+    vocab, hidden, layers = content["vocab_size"], content["hidden_size"], content["num_hidden_layers"]
+    if "intermediate_size" not in content:
+        return int(vocab * hidden + 12 * layers * hidden * hidden)  # the classic transformer
+    is_tied = "tie_word_embeddings" in content and content["tie_word_embeddings"]
+    block = 2 * hidden * heads_width + 2 * hidden * kv_width + 3 * hidden * content["intermediate_size"]
+    return int(vocab * hidden * (1 if is_tied else 2) + layers * block)
 
 
 def _safetensors_elements(path: Path) -> int:

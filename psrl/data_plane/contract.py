@@ -15,6 +15,7 @@ import torch
 from transfer_queue import KVBatchMeta
 
 from psrl.data_plane.columns import COLUMNS, TrajectoryTags
+from psrl.telemetry.flow import Flow
 from psrl.types import Episode, PolicyVersion, Trajectory
 
 DTYPES = {"int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "float32": torch.float32}
@@ -84,6 +85,9 @@ def _columns_of(trajectory: Trajectory) -> dict[str, torch.Tensor]:
 
 class DataPlane(Protocol):
     """Rows by key. All calls block for at most the deadline that the implementation was given."""
+
+    flow: Flow
+    """Of rows that left or reached this process by `put` and `fetch`."""
 
     @abstractmethod
     def put(self, rows: Sequence[TrajectoryRow], partition: Partition = Partition.TRAIN) -> KVBatchMeta:

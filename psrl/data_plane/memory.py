@@ -8,12 +8,14 @@ import torch
 
 from psrl.data_plane.contract import KVBatchMeta, Partition, TrajectoryRow
 from psrl.errors import DataPlaneError
+from psrl.telemetry.flow import Flow
 
 
 class MemoryDataPlane:
     """`DataPlane` in a dictionary."""
 
     def __init__(self) -> None:
+        self.flow = Flow()
         self._rows: dict[Partition, dict[str, TrajectoryRow]] = {partition: {} for partition in Partition}
 
     def put(self, rows: Sequence[TrajectoryRow], partition: Partition = Partition.TRAIN) -> KVBatchMeta:

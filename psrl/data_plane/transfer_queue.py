@@ -24,6 +24,7 @@ from psrl.config.transfer_queue import TransferQueueConfig
 from psrl.data_plane.contract import KVBatchMeta, Partition, TrajectoryRow
 from psrl.data_plane.memory import meta_of
 from psrl.errors import DataPlaneError
+from psrl.telemetry.flow import Flow
 
 Result = TypeVar("Result")
 
@@ -46,6 +47,8 @@ class TransferQueueDataPlane:
         self._waiting: set[Future[Any]] = set()
         self._free = threading.Semaphore(MAX_CALLS_IN_FLIGHT)
         self._owns_storage = False
+        self.flow = Flow()
+        """Rows that were put and fetched."""
 
     def start(self, settings: TransferQueueConfig, *, node_resource: str | None = None) -> None:
         """Make controller and storage units; the storage where Ray has `node_resource`, if one is named.
@@ -79,13 +82,16 @@ class TransferQueueDataPlane:
             {name: torch.nested.as_nested_tensor([row.columns[name] for row in rows], layout=torch.jagged) for name in rows[0].columns},
             batch_size=len(rows),
         )
+        began = time.perf_counter()
         self._within(f"put of {len(rows)} rows", lambda: tq.kv_batch_put(meta.keys, partition.value, fields=fields, tags=meta.tags))
+        self.flow.add(sum(column.nbytes for row in rows for column in row.columns.values()), time.perf_counter() - began)
         return meta
 
     def fetch(self, keys: Sequence[str], columns: Sequence[str], partition: Partition = Partition.TRAIN) -> list[dict[str, torch.Tensor]]:
         """Columns of the rows, in the order of `keys`."""
         if not keys:
             return []
+        began = time.perf_counter()
         batch = self._within(
             f"fetch of {len(keys)} rows ({keys[0]}, ...)", lambda: tq.kv_batch_get(list(keys), partition.value, select_fields=list(columns))
         )
@@ -93,6 +99,7 @@ class TransferQueueDataPlane:
         if absent:
             raise DataPlaneError(f"columns {absent} came back from no row; columns.py lists what travels")
         parts = {column: batch[column].unbind() for column in columns}
+        self.flow.add(sum(tensor.nbytes for column in parts.values() for tensor in column), time.perf_counter() - began)
         return [{column: parts[column][row] for column in columns} for row in range(len(keys))]
 
     def keys(self, partition: Partition = Partition.TRAIN) -> list[str]:

@@ -22,6 +22,7 @@ from psrl.engine_client.bodies import generate_body, manifest_to_json, parse_gen
 from psrl.engine_client.prometheus import prometheus_samples
 from psrl.errors import EngineError, EngineRequestError
 from psrl.protocols import WeightManifest, WeightReport
+from psrl.telemetry.flow import Flow
 from psrl.types import GenerateRequest, Generation, PolicyVersion
 
 MAX_CONNECTIONS = 512
@@ -49,6 +50,8 @@ class HttpReplica:
         self._request_timeout_s = request_timeout_s
         self._control_timeout_s = control_timeout_s
         self.num_in_flight = 0
+        self.flow = Flow()
+        """Of turns: requests and answers, from the one to the other."""
         self._session: aiohttp.ClientSession | None = None
 
     async def generate(self, request: GenerateRequest) -> Generation:
@@ -58,19 +61,21 @@ class HttpReplica:
             EngineRequestError: The engine refused the request as wrong.
             EngineError: It could not be reached, failed, broke the contract or took longer than request_timeout_s.
         """
-        began = time.perf_counter()
+        began, body = time.perf_counter(), generate_body(request)
         self.num_in_flight += 1
         try:
             raw = await self._call(
                 "POST",
                 "/generate",
-                content=generate_body(request),
+                content=body,
                 timeout_s=self._request_timeout_s,
                 headers=JSON_HEADERS | {ROUTING_KEY_HEADER: routing_key(request.session)},
             )
         finally:
             self.num_in_flight -= 1
-        return parse_generation(raw, latency_s=time.perf_counter() - began)
+        latency_s = time.perf_counter() - began
+        self.flow.add(len(body) + len(raw), latency_s)
+        return parse_generation(raw, latency_s=latency_s)
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Poll `/health` until it answers 200."""

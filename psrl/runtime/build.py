@@ -16,7 +16,7 @@ from psrl.chat.renderer import HfRenderer, load_renderer
 from psrl.config.deployment_checks import instance_sizes
 from psrl.config.gateway_checks import starts_gateway
 from psrl.config.placement import Role
-from psrl.config.rollout import AgentConfig
+from psrl.config.rollout import AgentConfig, RolloutConfig
 from psrl.config.tree import Config
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.datasets.source import TaskSource, build_source, build_training_tasks, build_validation_tasks
@@ -30,7 +30,7 @@ from psrl.runtime.actors.train_worker import TrainWorkerActor, TrainWorkerSettin
 from psrl.runtime.addresses import Addresses, tell_all
 from psrl.runtime.first_prompts import FirstPrompts
 from psrl.runtime.fleet import Fleet
-from psrl.runtime.groups import AgentWorkerSettings, Endpoints
+from psrl.runtime.groups import AgentWorkerSettings
 from psrl.runtime.kept_actor import Died, KeptActor, KeptLimits, Make, Prepare
 from psrl.runtime.kept_replica import KeptReplica
 from psrl.runtime.loops.validate import Validation

@@ -14,6 +14,7 @@ from psrl.runtime.actors.engine_replica import SyncResult
 from psrl.runtime.kept_replica import KeptReplica
 from psrl.runtime.parameter_server import ParameterServer
 from psrl.staleness import InstanceLoad
+from psrl.telemetry.flow import Flow
 from psrl.types import PolicyVersion
 
 OnDown = Callable[[int], None]
@@ -66,6 +67,14 @@ class Fleet:
         if not done:
             raise EngineError(f"instance {instance} took no weights: {results[0]}")
         return max(done, key=lambda result: result.seconds)
+
+    def take_brought(self) -> Flow:
+        """Weights that came over the network for replicas since the last call."""
+        brought = Flow()
+        for replica in self.replicas:
+            flow = replica.brought.take()
+            brought.add(flow.num_bytes, flow.seconds)
+        return brought
 
     async def loads(self) -> dict[int, InstanceLoad]:
         """Of the instances that are up and answer; the sum of its replicas' loads, the mean of their cache use."""

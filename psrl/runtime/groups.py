@@ -32,6 +32,7 @@ from psrl.runtime.group_play import EndHow, GroupPlay, Member
 from psrl.runtime.imports import make_importable
 from psrl.sandbox import BackendSandboxes, build_interpreter, limits_of, reap
 from psrl.session_client.client import SessionClient
+from psrl.telemetry.flow import Flow
 from psrl.telemetry.trajectories import lengths_of_turns
 from psrl.tools.config import load_tools
 from psrl.types import AgentSampling, Episode, EpisodeTicket, EpisodeUid, GroupUid, Outcome, PolicyVersion, Task, Timings
@@ -129,6 +130,16 @@ class GroupResult:
         return [] if self.is_cancelled else [summary.reward for summary in self.summaries if summary.reward is not None]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerFlows:
+    """What an agent worker sent and got."""
+
+    rows: Flow
+    """Put into the data plane."""
+    turns: dict[str, Flow]
+    """By the URL that samples them."""
+
+
 class AgentWorker:
     """Plays groups. Owns tokenizer, tools, sandboxes and graders of one process."""
 
@@ -194,6 +205,12 @@ class AgentWorker:
         """An engine was started again at another URL."""
         if self._generator is not None:
             await self._generator.readdress(old, new)
+
+    def take_flows(self) -> WorkerFlows:
+        """What it sent and got since the last call."""
+        rows = Flow() if self._data_plane is None else self._data_plane.flow.take()
+        turns = {} if self._generator is None else {replica.url: replica.flow.take() for replica in self._generator.replicas}
+        return WorkerFlows(rows=rows, turns=turns)
 
     def _pool_of(self, rollout: RolloutConfig, generator: HttpGenerator) -> EpisodePool:
         parts = LoopParts(

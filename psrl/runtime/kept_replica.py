@@ -19,6 +19,7 @@ from psrl.runtime.kept_actor import Died, KeptActor, KeptLimits
 from psrl.runtime.parameter_server import ParameterServer
 from psrl.runtime.supervision import answer_of, first_done, look_of
 from psrl.staleness import InstanceLoad
+from psrl.telemetry.flow import Flow
 from psrl.types import PolicyVersion
 
 LOOK_S = 2.0
@@ -45,7 +46,8 @@ class KeptReplica(KeptActor):
         died: Died,
         note: Callable[[str], None],
     ) -> None:
-        """`make(port)` makes its actor; `moved` tells everybody of another URL; `stuck_after_s`: a replica that has turns and samples nothing for so long is started again."""
+        """`make(port)` makes its actor; `moved` tells everybody of another URL; `stuck_after_s`: a replica that has turns and samples
+        nothing for so long is started again."""
         self._port = 0
         self.url = ""
         self._moved = moved
@@ -54,6 +56,8 @@ class KeptReplica(KeptActor):
         self._stuck_after_s = stuck_after_s
         self.version = PolicyVersion(0)
         """What it serves, or served when it died."""
+        self.brought = Flow()
+        """Weights that came over the network for it."""
         self.wanted: Callable[[], PolicyVersion] = lambda: self.version
         """What it must serve to be up again."""
         super().__init__(name, lambda: make(self._port), prepare=self._start_paused, limits=limits, died=died, note=note, has_watch=True)
@@ -149,6 +153,7 @@ class KeptReplica(KeptActor):
             except ProcessDiedError:
                 if await self._parameter_server.actor.answers(server):
                     raise
+        self.brought.add(result.brought.num_bytes, result.brought.seconds)
         check_report(self.name, manifest, result.report)
         self.version = manifest.version
         return result

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from psrl.config.placement import Node, Placement, Role, Room, place_agent_worker, place_replica
+from psrl.config.placement import CONTROLLER_CPUS, Node, Placement, Role, Room, place_agent_worker, place_replica
 from psrl.errors import ConfigError, ProcessDiedError
 
 LOOPBACK = "127.0.0.1"
@@ -49,14 +49,17 @@ class Places:
     private one: the control routes of engines have no key.
     """
 
-    def __init__(self, placement: Placement, ray_nodes: Sequence[RayNode]) -> None:
-        """`ray_nodes` are the nodes of `placement`, in its order.
+    def __init__(
+        self, placement: Placement, ray_nodes: Sequence[RayNode], *, alive: Callable[[Sequence[RayNode]], list[bool]] | None = None
+    ) -> None:
+        """`ray_nodes` are the nodes of `placement`, in its order; `alive` says which of them live, None asks Ray and their raylets.
 
         Raises:
             ConfigError: The run has several nodes, and one that it uses has a public address.
         """
         self._placement = placement
         self._ray_nodes = tuple(ray_nodes)
+        self._alive = alive or nodes_alive
         self._places = {role: list(places) for role, places in placement.places.items()}
         self.spans_nodes = placement.spans_nodes
         if self.spans_nodes:
@@ -105,7 +108,7 @@ class Places:
         Raises:
             ProcessDiedError: No node that lives has room.
         """
-        if not self.spans_nodes or (alive := self._alive())[self._places[role][index]]:
+        if not self.spans_nodes or (alive := self._alive(self._ray_nodes))[self._places[role][index]]:
             return False
         room = self._room_on(alive, role, index)
         try:
@@ -127,14 +130,12 @@ class Places:
             return now.lines()
         return [*now.lines(), "servers listen on their nodes' addresses, without keys: the network between the nodes must be private"]
 
-    def _alive(self) -> list[bool]:
-        known = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-        return [node.id in known and node.answers() for node in self._ray_nodes]
-
     def _room_on(self, alive: Sequence[bool], leaving: Role, index: int) -> Room:
         """What is free on nodes that live, without the process that goes."""
         nodes = [node if lives else _without_room(node) for node, lives in zip(self._placement.nodes, alive, strict=True)]
         room = Room(nodes)
+        if alive[0]:
+            room.take(0, cpus=CONTROLLER_CPUS)
         for role, places in self._places.items():
             for process, place in enumerate(places):
                 if alive[place] and role is not Role.GATEWAY and (role, process) != (leaving, index):
@@ -143,6 +144,12 @@ class Places:
                     gpus = self._placement.gpus_of(role, process) if is_counted else 0
                     room.take(place, gpus=gpus, is_computing=role in (Role.REPLICA, Role.TRAIN_WORKER) and gpus == 0)
         return room
+
+
+def nodes_alive(ray_nodes: Sequence[RayNode]) -> list[bool]:
+    """Of each, whether Ray counts on it and its raylet answers."""
+    known = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+    return [node.id in known and node.answers() for node in ray_nodes]
 
 
 def _without_room(node: Node) -> Node:

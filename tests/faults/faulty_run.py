@@ -157,6 +157,14 @@ class FaultyRun:
         lines = (self.folder / "output.txt").read_text(errors="replace").splitlines()
         return sum(line.startswith(unit) and line.rstrip().endswith("is up again") for line in lines)
 
+    def until_recovered(self, unit: str) -> None:
+        """Until the output says that it is up again."""
+        deadline = time.monotonic() + RECOVERY_LIMIT_S
+        while not self.num_recoveries(unit):
+            assert self.now.process.poll() is None, f"ended early: {self.now.log()}"
+            assert time.monotonic() < deadline, f"{unit} does not come up: {self.now.log()}"
+            time.sleep(POLL_S)
+
     def stop(self) -> None:
         """Ctrl-C: it saves and ends well, and nothing is left."""
         self.now.interrupt()

@@ -7,7 +7,7 @@ import ray
 from psrl.config.sandbox import engine_url_of
 from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.group_play import EndHow
-from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, Endpoints, GroupRequest, GroupResult
+from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, Endpoints, GroupRequest, GroupResult, WorkerFlows
 from psrl.sandbox.reaper_process import start_reaper
 from psrl.types import GroupUid
 
@@ -34,6 +34,10 @@ class AgentWorkerActor(Pinged):
     async def readdress(self, old: str, new: str) -> None:
         """An engine was started again at another URL."""
         await self._worker.readdress(old, new)
+
+    async def take_flows(self) -> WorkerFlows:
+        """What it sent and got since the last call."""
+        return self._worker.take_flows()
 
     async def run_group(self, request: GroupRequest) -> GroupResult:
         """Play all episodes of one task; returns when each of them has an outcome."""

@@ -21,6 +21,7 @@ from psrl.runtime.actors.node_weights import node_weights
 from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.engines import engine_command
 from psrl.staleness import InstanceLoad
+from psrl.telemetry.flow import Flow
 from psrl.types import PolicyVersion
 
 
@@ -34,6 +35,8 @@ class SyncResult:
     """From the order to the report."""
     paused_s: float
     """Of them, those in which the replica stood still; with `wait`, also those in which its running requests ended."""
+    brought: Flow
+    """What came over the network for it."""
 
 
 @ray.remote(num_cpus=1, max_restarts=0)
@@ -98,7 +101,7 @@ class EngineReplicaActor(Pinged):
         assert self._replica is not None, "start() comes first"
         async with self._syncing:
             began = time.perf_counter()
-            async with self._pulled(parameter_server, version) as manifest:
+            async with self._pulled(parameter_server, version) as (manifest, brought):
                 await self._replica.stage_weights(manifest)
             paused = time.perf_counter()
             try:
@@ -107,7 +110,7 @@ class EngineReplicaActor(Pinged):
             finally:
                 await self._replica.resume()  # also after a pause that did not come about: it may still be waiting for turns
             now = time.perf_counter()
-            return SyncResult(report=report, seconds=now - began, paused_s=now - paused)
+            return SyncResult(report=report, seconds=now - began, paused_s=now - paused, brought=brought)
 
     async def load(self) -> InstanceLoad:
         """How busy the server is now; tokens per second over the last seconds."""
@@ -140,7 +143,7 @@ class EngineReplicaActor(Pinged):
         await asyncio.to_thread(self._process.stop)
 
     @asynccontextmanager
-    async def _pulled(self, parameter_server: ray.actor.ActorHandle, version: PolicyVersion) -> AsyncIterator[WeightManifest]:
+    async def _pulled(self, parameter_server: ray.actor.ActorHandle, version: PolicyVersion) -> AsyncIterator[tuple[WeightManifest, Flow]]:
         """The version where this node can map it; it stays there while the body runs."""
         lease, manifest, writer = await parameter_server.begin_pull.remote(version)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import numpy as np
 import ray
@@ -10,6 +11,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from psrl.parameter_server.transports.shared_memory import SharedVersion, publish
 from psrl.protocols import WeightManifest
+from psrl.telemetry.flow import Flow
 from psrl.types import PolicyVersion
 
 NODE = "node"
@@ -17,8 +19,8 @@ NODE = "node"
 NUM_KEPT = 2
 
 
-async def node_weights(manifest: WeightManifest, writer: str) -> WeightManifest:
-    """The version where processes of this node can map it; brought over the network where nobody here has it yet.
+async def node_weights(manifest: WeightManifest, writer: str) -> tuple[WeightManifest, Flow]:
+    """The version where processes of this node can map it; brought over the network where nobody here has it yet, and what that took.
 
     Args:
         manifest: As it was pushed.
@@ -26,14 +28,14 @@ async def node_weights(manifest: WeightManifest, writer: str) -> WeightManifest:
     """
     node = ray.get_runtime_context().get_node_id()
     if manifest.location[NODE] == node:
-        return manifest
+        return manifest, Flow()
     holder = NodeWeightsActor.options(
         name=f"node-weights-{node}",
         get_if_exists=True,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     ).remote()
-    local: WeightManifest = await holder.bring.remote(manifest, writer)
-    return local
+    brought: tuple[WeightManifest, Flow] = await holder.bring.remote(manifest, writer)
+    return brought
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -44,16 +46,19 @@ class NodeWeightsActor:
         self._versions: dict[PolicyVersion, SharedVersion] = {}
         self._bringing = asyncio.Lock()
 
-    async def bring(self, manifest: WeightManifest, writer: str) -> WeightManifest:
-        """Where the version lies on this node; fetched by the first who asks.
+    async def bring(self, manifest: WeightManifest, writer: str) -> tuple[WeightManifest, Flow]:
+        """Where the version lies on this node; fetched for the first who asks, and what that took.
 
         Raises:
             WeightSyncError: The writer no longer has it, or memory is short.
         """
+        flow = Flow()
         async with self._bringing:
             shared = self._versions.get(manifest.version)
             if shared is None or shared.manifest.checksum != manifest.checksum:
+                began = time.perf_counter()
                 buffer: np.ndarray = await ray.get_actor(writer).weights.remote(manifest.version)
+                flow.add(buffer.nbytes, time.perf_counter() - began)
                 shared = await asyncio.to_thread(publish, manifest, [(0, buffer)])
                 superseded = self._versions.pop(manifest.version, None)
                 if superseded is not None:
@@ -61,4 +66,4 @@ class NodeWeightsActor:
                 self._versions[manifest.version] = shared
                 for old in sorted(self._versions)[:-NUM_KEPT]:
                     self._versions.pop(old).close()
-            return shared.manifest
+            return shared.manifest, flow

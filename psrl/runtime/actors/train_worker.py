@@ -30,6 +30,7 @@ from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.devices import resolved_device
 from psrl.runtime.imports import make_importable
 from psrl.runtime.placement import interface_of
+from psrl.telemetry.flow import Flow
 from psrl.training.worker import TrainRank
 from psrl.types import PolicyVersion
 
@@ -149,6 +150,10 @@ class TrainWorkerActor(Pinged):
         buffer = open_version(self._published[version].manifest)
         buffer.flags.writeable = False
         return buffer
+
+    async def take_flow(self) -> Flow:
+        """Rows that it took out of the data plane since the last call."""
+        return self._data_plane.flow.take()
 
     async def save(self, folder: Path) -> None:
         """Weights, optimizer, schedule and RNG into `folder`."""

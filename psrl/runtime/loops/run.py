@@ -32,6 +32,7 @@ from psrl.runtime.loops.validate import ValidationLoop
 from psrl.runtime.resume_point import Reissue, ResumePoint
 from psrl.runtime.run_record import RunRecord
 from psrl.runtime.supervision import end_tasks
+from psrl.runtime.traffic import TrafficMeter
 from psrl.staleness import Coordinator, CoordinatorSettings, StalenessLedger
 from psrl.telemetry.names import TimeUse
 from psrl.telemetry.spans import TimeShares
@@ -94,6 +95,7 @@ class RunLoops:
             record_fate=record.left_out,
         )
         self._shares = TimeShares()
+        self._traffic = TrafficMeter(cluster)
         self._make_loops_of_replicas()
         self._train = self._make_train()
 
@@ -193,7 +195,7 @@ class RunLoops:
     async def _after_step(self, step: int, ready: ReadyBuffer, metrics: dict[str, float]) -> None:
         trainer = self._config.trainer
         self._step = step
-        self._record.step(metrics, step)
+        self._record.step(metrics | await self._traffic.take(), step)
         self._record.trained(ready, step)
         is_to_be_saved = trainer.save_freq > 0 and step % trainer.save_freq == 0
         with self._shares.span(TimeUse.VALIDATION):

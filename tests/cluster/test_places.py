@@ -1,0 +1,94 @@
+"""Where processes listen, and where they go when their node is lost."""
+
+import pytest
+
+from psrl.config.machine import Machine
+from psrl.config.placement import Demand, Node, Role, place
+from psrl.errors import ConfigError, ProcessDiedError
+from psrl.runtime.placement import LOOPBACK, Places, RayNode, interface_of
+
+NODE_ID = "{:056x}"
+"""As Ray writes it."""
+
+
+def node(name: str, *, cpus: int, gpus: int = 0) -> Node:
+    return Node(name=name, machine=Machine(num_cores=cpus, memory_bytes=2**34, num_gpus=gpus), num_cpus=cpus)
+
+
+def demand(**changes) -> Demand:
+    settings = {"num_ranks": 1, "rank_gpus": 0, "instance_gpus": (0, 0), "num_agent_workers": 2, "num_storage_units": 1}
+    return Demand(**{**settings, "has_gateway": False, "share_gpus": "auto", **changes})
+
+
+def places_of(nodes: list[Node], wanted: Demand, *, network: str = "10.0.0.") -> tuple[Places, list[bool]]:
+    """Places of nodes at addresses of one network, and who of them lives."""
+    alive = [True] * len(nodes)
+    ray_nodes = [RayNode(id=NODE_ID.format(index + 1), address=f"{network}{index + 1}", port=1) for index, each in enumerate(nodes)]
+    return Places(place(wanted, nodes), ray_nodes, alive=lambda _: list(alive)), alive
+
+
+def test_on_one_node_servers_listen_on_loopback():
+    places, _ = places_of([node("a", cpus=16)], demand(), network="192.0.2.")
+    assert places.host(Role.REPLICA, 0) == LOOPBACK
+    assert places.storage_resource is None
+    assert not places.settle(Role.REPLICA, 0)
+
+
+def test_on_several_nodes_servers_listen_on_their_nodes_addresses():
+    places, _ = places_of([node("a", cpus=16), node("b", cpus=16)], demand())
+    assert [places.host(Role.REPLICA, index) for index in (0, 1)] == ["10.0.0.2", "10.0.0.1"]
+    assert (places.anchor, places.storage_resource) == ("10.0.0.1", "node:10.0.0.1")
+
+
+def test_a_public_address_is_refused():
+    with pytest.raises(ConfigError, match=r"8\.8\.8\.1 *: is a public address|8\.8\.8\.1.*public"):
+        places_of([node("a", cpus=16), node("b", cpus=16)], demand(), network="8.8.8.")
+
+
+def test_what_is_started_again_stays_while_its_node_lives_and_goes_to_another_when_it_is_lost():
+    places, alive = places_of([node("a", cpus=16), node("b", cpus=16), node("c", cpus=16)], demand())
+    assert [places.address(Role.REPLICA, index) for index in (0, 1)] == ["10.0.0.2", "10.0.0.3"]
+    assert [places.address(Role.AGENT_WORKER, index) for index in (0, 1)] == ["10.0.0.2", "10.0.0.3"]
+    assert not places.settle(Role.REPLICA, 0)
+    alive[1] = False
+    assert places.settle(Role.REPLICA, 0)
+    assert places.settle(Role.AGENT_WORKER, 0)
+    # The first node has a rank, the third a replica: one computing process each, so the first of them.
+    assert places.address(Role.REPLICA, 0) == places.address(Role.AGENT_WORKER, 0) == "10.0.0.1"
+    assert not places.settle(Role.REPLICA, 0)
+    assert places.lines()[0].startswith(
+        "a: driver, train worker, parameter server, TransferQueue storage, engine replica 0, agent worker 0"
+    )
+
+
+def test_a_replica_finds_no_room_where_gpus_are_taken():
+    nodes = [node("a", cpus=16, gpus=1), node("b", cpus=16, gpus=2), node("c", cpus=16, gpus=1)]
+    places, alive = places_of(nodes, demand(rank_gpus=1, instance_gpus=(2, 1)))
+    assert [places.address(Role.REPLICA, index) for index in (0, 1)] == ["10.0.0.2", "10.0.0.3"]
+    alive[1] = False
+    with pytest.raises(
+        ProcessDiedError, match=r"node 10\.0\.0\.2 of engine replica 0 is lost, and no other has room.*a 0 of 1, b 0 of 0, c 0 of 1"
+    ):
+        places.settle(Role.REPLICA, 0)
+
+
+def test_a_shared_gpu_takes_its_replica_again():
+    nodes = [node("a", cpus=16, gpus=1), node("b", cpus=16, gpus=1)]
+    places, alive = places_of(nodes, demand(num_ranks=1, rank_gpus=1, instance_gpus=(1,), share_gpus="always"))
+    assert places.options(Role.REPLICA, 0)["num_gpus"] == 0.5
+    assert places.address(Role.REPLICA, 0) == "10.0.0.1"
+    alive[0] = False
+    assert places.settle(Role.REPLICA, 0)
+    assert places.address(Role.REPLICA, 0) == "10.0.0.2"
+
+
+def test_threads_are_shared_on_a_node_and_not_over_the_run():
+    places, _ = places_of([node("a", cpus=8), node("b", cpus=32)], demand(instance_gpus=(0, 0, 0)))
+    assert [places.address(Role.REPLICA, index)[-1] for index in range(3)] == ["2", "2", "2"]
+    assert places.threads(Role.REPLICA, 0) == 32 // 3
+    assert places.threads(Role.TRAIN_WORKER, 0) == 8
+
+
+def test_an_interface_is_found_by_its_address():
+    assert interface_of(LOOPBACK) is not None
+    assert interface_of("203.0.113.77") is None
