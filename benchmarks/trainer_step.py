@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from psrl.config.actor import ActorConfig, OptimConfig, RefConfig
 from psrl.config.algorithm import AlgorithmConfig
+from psrl.config.critic import CriticConfig
 from psrl.config.model import ModelConfig
 from psrl.data_plane import MemoryDataPlane, TrajectoryRow
 from psrl.training.worker import TrainRank
@@ -103,7 +104,8 @@ def main():
         meta = data_plane.put(rows)
         trainer = TrainRank(
             model=ModelConfig(path=folder), actor=ActorConfig(optim=OptimConfig(lr=1e-4), num_threads=options.threads), ref=RefConfig(),
-            algorithm=AlgorithmConfig(), total_steps=1000, seed=1, device="cpu", rank=0, world_size=1, data_plane=data_plane,
+            algorithm=AlgorithmConfig(), critic=CriticConfig(),
+            total_steps=1000, seed=1, device="cpu", rank=0, world_size=1, data_plane=data_plane,
         )  # fmt: skip
         trainer.setup("")
         model = AutoModelForCausalLM.from_pretrained(folder)

@@ -82,6 +82,7 @@ def measure_syncs(folder: Path, shape: str, *, num_replicas: int, rounds: int, t
 
     from psrl.config.actor import ActorConfig, RefConfig
     from psrl.config.algorithm import AlgorithmConfig
+    from psrl.config.critic import CriticConfig
     from psrl.config.model import ModelConfig
     from psrl.config.rollout import RolloutConfig
     from psrl.runtime.actors.engine_replica import EngineReplicaActor
@@ -92,7 +93,8 @@ def measure_syncs(folder: Path, shape: str, *, num_replicas: int, rounds: int, t
     model = ModelConfig(path=str(folder))
     rollout = RolloutConfig(num_replicas=num_replicas, num_threads=threads, max_num_seqs=NUM_SEQUENCES)
     settings = TrainWorkerSettings(
-        model=model, actor=ActorConfig(), ref=RefConfig(), algorithm=AlgorithmConfig(), total_steps=1, seed=0, device="cpu", rank=0,
+        model=model, actor=ActorConfig(), ref=RefConfig(), algorithm=AlgorithmConfig(), critic=CriticConfig(), critic_warmup=0,
+        total_steps=1, seed=0, device="cpu", rank=0,
         world_size=1, collective_timeout_s=WAIT_S, data_plane_deadline_s=WAIT_S, startup_deadline_s=WAIT_S, import_folder=str(folder),
     )  # fmt: skip
     server = ParameterServerActor.remote(num_kept=2)

@@ -20,8 +20,15 @@ class AlgorithmConfig:
     """Names of `algorithms.advantages` and what they need."""
 
     adv_estimator: str = "grpo"
+    """`grpo`, `rloo`, `reinforce_plus_plus`, `reinforce_plus_plus_baseline`, `gae` (with a critic), `step_return`, `mt_grpo`; what each of
+    them is and what it needs: docs/algorithms.md."""
     norm_adv_by_std_in_grpo: bool = True
-    """False gives Dr. GRPO's advantage."""
+    """Whether differences within a group are divided by its deviation, in `grpo`, `step_return` and `mt_grpo`; false gives Dr. GRPO's
+    advantage."""
+    gamma: float = 1.0
+    """Discount: per sampled token in `gae` and `reinforce_plus_plus`, per turn in `step_return` and `mt_grpo`."""
+    lam: float = 1.0
+    """Of `gae`: 1 takes whole returns (no bias of the critic's), less trusts the critic's values (less variance)."""
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
     mask_truncated: bool = False

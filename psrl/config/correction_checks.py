@@ -44,7 +44,10 @@ def _check_loss(config: Config) -> None:
         _refuse(config, f"{KEY}.rollout_is", rule, fix)
     elif actor.old_logprobs == "recompute" and actor.ppo_epochs == 1 and actor.ppo_mini_batch_size in (0, config.data.train_batch_size):
         because = f"{ACTOR}.old_logprobs=recompute and one update per buffer: the ratio is 1"
-        _refuse_clipping(config, because, f"set {ACTOR}.old_logprobs=rollout, or {ACTOR}.ppo_epochs=2")
+        fix = f"set {ACTOR}.old_logprobs=rollout, or {ACTOR}.ppo_epochs=2"
+        _refuse_clipping(config, because, fix)
+        if actor.policy_loss in ("gspo", "cispo"):
+            _refuse_dead(config, f"{ACTOR}.policy_loss", because, fix)
 
 
 def _refuse_clipping(config: Config, because: str, fix: str) -> None:

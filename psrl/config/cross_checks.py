@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 from psrl.config.agent_checks import check_agent_yaml, check_isolation
+from psrl.config.algorithm_checks import ESTIMATORS, LOSSES, check_algorithm
 from psrl.config.async_checks import check_asynchrony
 from psrl.config.correction_checks import check_correction
 from psrl.config.fields import leaves_of, value_at
@@ -18,6 +19,7 @@ from psrl.config.gateway_checks import check_gateway, check_history_thinking
 from psrl.config.ranges import ROLLOUTS
 from psrl.config.rollout import RolloutConfig
 from psrl.config.sandbox_checks import check_sandbox
+from psrl.config.size_checks import check_size
 from psrl.config.tree import Config
 from psrl.config.vllm_checks import VLLM_KEYS, check_vllm
 from psrl.errors import ConfigError
@@ -46,8 +48,8 @@ SHARED_ROLLOUT_KEYS = (
 ENVIRONMENT_LOOPS = ("multi_turn_agent", "multi_turn_completion_agent")
 """Loops that play an environment, so that an episode has one branch."""
 SHIPPED_NAMES: dict[str, tuple[str, ...]] = {
-    "algorithm.adv_estimator": ("grpo",),
-    "train_actor_rollout_ref.actor.policy_loss": ("ppo_clip", "reinforce"),
+    "algorithm.adv_estimator": ESTIMATORS,
+    "train_actor_rollout_ref.actor.policy_loss": LOSSES,
     "reward.name": ("custom", "environment", "execution", "math_answer", "retool"),
     "trainer.logger": ("console", "jsonl", "tensorboard", "trackio", "wandb"),
     **{
@@ -70,7 +72,7 @@ def check_combinations(config: Config, *, is_trained: bool = True) -> None:
     Raises:
         ConfigError: The first broken rule.
     """
-    training = (_check_groups, _check_batches, _check_loss, _check_optimizer, _check_training_sampling) if is_trained else ()
+    training = (check_algorithm, _check_batches, _check_optimizer, _check_training_sampling) if is_trained else ()
     for check in (_check_data, *training, _check_reward, _check_trainer):
         check(config)
     for rollout in ROLLOUTS:
@@ -81,6 +83,7 @@ def check_combinations(config: Config, *, is_trained: bool = True) -> None:
     check_asynchrony(config)
     check_history_thinking(config)
     check_sandbox(config)
+    check_size(config)
     check_vllm(config)
     check_isolation(config)
     check_names(config, SHIPPED_NAMES)
@@ -170,26 +173,6 @@ def _check_data(config: Config) -> None:
         _refuse(config, "data.generator.num_train", f"is less than one batch (data.train_batch_size={data.train_batch_size})", fix)
 
 
-def _check_groups(config: Config) -> None:
-    psrl, algorithm = config.psrl, config.algorithm
-    if algorithm.adv_estimator == "grpo" and psrl.rollout_n < 2:
-        _refuse(config, "psrl.rollout_n", "GRPO compares the episodes of a group: it needs at least 2", "set psrl.rollout_n=8")
-    if psrl.incomplete_groups == "drop":
-        fix = "set psrl.incomplete_groups=allow_partial"
-        _refuse_dead(config, ["psrl.min_group_size"], because="psrl.incomplete_groups=drop", fix=fix)
-    elif psrl.min_group_size > psrl.rollout_n:
-        rule = f"is more than a whole group (psrl.rollout_n={psrl.rollout_n})"
-        _refuse(config, "psrl.min_group_size", rule, f"set psrl.min_group_size={psrl.rollout_n} or less")
-    elif psrl.min_group_size < 2 and algorithm.adv_estimator == "grpo":
-        _refuse(config, "psrl.min_group_size", "GRPO has no baseline in a group of one", "set psrl.min_group_size=2")
-    if not algorithm.filter_groups.enable:
-        keys = ["algorithm.filter_groups.max_num_gen_batches"]
-        _refuse_dead(config, keys, because="algorithm.filter_groups.enable=false", fix="set algorithm.filter_groups.enable=true")
-    if algorithm.adv_estimator != "grpo":
-        keys = ["algorithm.norm_adv_by_std_in_grpo"]
-        _refuse_dead(config, keys, because=f"algorithm.adv_estimator={algorithm.adv_estimator}", fix="set algorithm.adv_estimator=grpo")
-
-
 def _check_batches(config: Config) -> None:
     actor, batch = config.train_actor_rollout_ref.actor, config.data.train_batch_size
     key, mini = f"{ACTOR}.ppo_mini_batch_size", actor.ppo_mini_batch_size
@@ -203,19 +186,6 @@ def _check_batches(config: Config) -> None:
     if actor.ppo_max_token_len_per_gpu < longest:
         rule = f"cannot hold one trajectory ({GEN}.prompt_length + response_length = {longest} tokens); nothing is ever cut"
         _refuse(config, key, rule, f"set {key}={longest} or more")
-
-
-def _check_loss(config: Config) -> None:
-    actor = config.train_actor_rollout_ref.actor
-    if not actor.use_kl_loss:
-        keys = [f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", "train_actor_rollout_ref.ref.path"]
-        _refuse_dead(config, keys, because=f"{ACTOR}.use_kl_loss=false", fix=f"set {ACTOR}.use_kl_loss=true")
-    elif actor.kl_loss_coef == 0:
-        fix = f"set {ACTOR}.use_kl_loss=false, or a positive coefficient"
-        _refuse(config, f"{ACTOR}.kl_loss_coef", "a KL term of weight 0 costs a reference model and changes nothing", fix)
-    if actor.clip_ratio_high < actor.clip_ratio_low:
-        fix = f"set {ACTOR}.clip_ratio_high={actor.clip_ratio_low} or more"
-        _refuse(config, f"{ACTOR}.clip_ratio_high", f"is below {ACTOR}.clip_ratio_low={actor.clip_ratio_low}", fix)
 
 
 def _check_optimizer(config: Config) -> None:

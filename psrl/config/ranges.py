@@ -72,15 +72,18 @@ _ROLLOUT_CHOICES = {"device": ("auto", "cpu", "cuda"), "agent.branch_reward": ("
 ROLLOUTS = ("gen_actor_rollout_ref.rollout", "train_actor_rollout_ref.rollout")
 
 _ACTOR = "train_actor_rollout_ref.actor"
+_OPTIM_BOUNDS = {
+    "lr": POSITIVE,
+    "weight_decay": NOT_NEGATIVE,
+    "beta1": Bounds(at_least=0, at_most=0.999999),
+    "beta2": Bounds(at_least=0, at_most=0.999999),
+    "eps": POSITIVE,
+    "lr_warmup_steps": NOT_NEGATIVE,
+    "min_lr_ratio": SHARE,
+}
 BOUNDS: dict[str, Bounds] = {
     **{f"{rollout}.{key}": bounds for rollout in ROLLOUTS for key, bounds in _ROLLOUT_BOUNDS.items()},
-    f"{_ACTOR}.optim.lr": POSITIVE,
-    f"{_ACTOR}.optim.weight_decay": NOT_NEGATIVE,
-    f"{_ACTOR}.optim.beta1": Bounds(at_least=0, at_most=0.999999),
-    f"{_ACTOR}.optim.beta2": Bounds(at_least=0, at_most=0.999999),
-    f"{_ACTOR}.optim.eps": POSITIVE,
-    f"{_ACTOR}.optim.lr_warmup_steps": NOT_NEGATIVE,
-    f"{_ACTOR}.optim.min_lr_ratio": SHARE,
+    **{f"{section}.optim.{key}": bounds for section in (_ACTOR, "critic") for key, bounds in _OPTIM_BOUNDS.items()},
     f"{_ACTOR}.clip_ratio_low": Bounds(above=0, at_most=1),
     f"{_ACTOR}.clip_ratio_high": POSITIVE,
     f"{_ACTOR}.clip_ratio_c": Bounds(above=1),
@@ -91,10 +94,15 @@ BOUNDS: dict[str, Bounds] = {
     f"{_ACTOR}.ppo_max_token_len_per_gpu": COUNT,
     f"{_ACTOR}.grad_clip": POSITIVE,
     f"{_ACTOR}.num_threads": NOT_NEGATIVE,
+    f"{_ACTOR}.loss_scale_factor": NOT_NEGATIVE,
+    f"{_ACTOR}.fsdp_config.fsdp_size": Bounds(at_least=-1),
+    "train_actor_rollout_ref.model.lora_rank": NOT_NEGATIVE,
+    "train_actor_rollout_ref.model.lora_alpha": POSITIVE,
     "data.generator.num_train": COUNT,
     "data.generator.num_val": NOT_NEGATIVE,
     "data.generator.seed": NOT_NEGATIVE,
     "data.train_batch_size": COUNT,
+    "data.train_max_samples": NOT_NEGATIVE,
     "data.val_max_samples": NOT_NEGATIVE,
     "data.max_prompt_length": COUNT,
     "data.max_bad_rows": NOT_NEGATIVE,
@@ -107,10 +115,15 @@ BOUNDS: dict[str, Bounds] = {
     "reward.execution.memory_mb": COUNT,
     "reward.execution.num_processes": COUNT,
     "reward.execution.disk_mb": COUNT,
-    "data.train_max_samples": NOT_NEGATIVE,
     "reward.overlong_buffer.len": COUNT,
     "reward.overlong_buffer.penalty_factor": POSITIVE,
     "reward.overlong_buffer.max_sampled_tokens": COUNT,
+    "algorithm.gamma": SHARE,
+    "algorithm.lam": SHARE,
+    "critic.cliprange_value": POSITIVE,
+    "critic.grad_clip": POSITIVE,
+    "critic.ppo_epochs": NOT_NEGATIVE,
+    "trainer.critic_warmup": NOT_NEGATIVE,
     "algorithm.filter_groups.max_num_gen_batches": COUNT,
     # Ratios are held above exp(-20) = 2e-9: a smaller threshold is never reached.
     "algorithm.rollout_correction.rollout_token_veto_threshold": Bounds(at_least=1e-8, at_most=0.5),
@@ -177,11 +190,13 @@ BOUNDS: dict[str, Bounds] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     **{f"{rollout}.{key}": choices for rollout in ROLLOUTS for key, choices in _ROLLOUT_CHOICES.items()},
-    f"{_ACTOR}.optim.lr_scheduler_type": ("constant", "linear", "cosine"),
-    f"{_ACTOR}.loss_agg_mode": ("token_mean", "seq_mean", "turn_mean"),
-    f"{_ACTOR}.kl_loss_type": ("k1", "k2", "k3"),
+    **{f"{section}.optim.lr_scheduler_type": ("constant", "linear", "cosine") for section in (_ACTOR, "critic")},
+    f"{_ACTOR}.loss_agg_mode": ("token_mean", "seq_mean", "seq_sum", "turn_mean"),
+    f"{_ACTOR}.kl_loss_type": ("k1", "k2", "k3", "k1+", "k3+"),
     f"{_ACTOR}.old_logprobs": ("rollout", "recompute"),
     "train_actor_rollout_ref.model.dtype": ("float32", "bfloat16"),
+    "train_actor_rollout_ref.model.compute_dtype": ("float32", "bfloat16"),
+    "trainer.export_dtype": ("float32", "bfloat16"),
     "train_actor_rollout_ref.model.history_thinking": ("keep", "strip"),
     "reward.execution.mode": ("binary", "test_ratio", "partial_credit", "shaped"),
     "psrl.deployment.share_gpus": ("never", "auto", "always"),
@@ -213,7 +228,7 @@ def check_values(config: Config) -> None:
         if key in NOT_YET and value in NOT_YET[key]:
             rule = f"is not available in this version, which has {', '.join(CHOICES[key])}"
             raise ConfigError(key=key, value=value, rule=rule, fix=f"set {key}={NOT_YET[key][value]}")
-        if key in CHOICES and value not in CHOICES[key]:
+        if key in CHOICES and value is not None and value not in CHOICES[key]:
             raise ConfigError(key=key, value=value, rule="is no choice", fix=f"set {key} to one of {', '.join(CHOICES[key])}")
         if key in BOUNDS and value is not None and not BOUNDS[key].hold(value):
             fix = f"set {key}={_inside(BOUNDS[key], leaf.default)}"

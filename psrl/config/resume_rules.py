@@ -34,6 +34,9 @@ FIXED: dict[str, str] = {
     "train_actor_rollout_ref.model.path": _WEIGHTS,
     "train_actor_rollout_ref.model.tokenizer_path": _WEIGHTS,
     "train_actor_rollout_ref.model.dtype": _WEIGHTS,
+    "train_actor_rollout_ref.model.lora_rank": _WEIGHTS,
+    "train_actor_rollout_ref.model.lora_alpha": _WEIGHTS,
+    "train_actor_rollout_ref.model.target_modules": _WEIGHTS,
 }
 """Setting -> why it may not change. `data.train_files` may: the tasks themselves are compared (`TaskSource.load_state_dict`)."""
 

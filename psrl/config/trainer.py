@@ -10,6 +10,8 @@ class TrainerConfig:
     project_name: str = "psrl"
     experiment_name: str = "run"
     total_training_steps: int = 10
+    critic_warmup: int = 0
+    """Steps at the start in which only the critic learns, with algorithm.adv_estimator=gae."""
     test_freq: int = 0
     """Validate every so many steps; 0 validates at the end only."""
     val_before_train: bool = True
@@ -24,6 +26,8 @@ class TrainerConfig:
     """Run folders are made below it."""
     num_workers: int = 1
     """Train workers (FSDP2 ranks)."""
+    export_dtype: str | None = None
+    """`float32` or `bfloat16`, of the Hugging Face folder at the end; null: as model.dtype."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`."""
     seed: int = 1

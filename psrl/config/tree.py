@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from psrl.config.actor import ActorConfig, RefConfig
 from psrl.config.algorithm import AlgorithmConfig
+from psrl.config.critic import CriticConfig
 from psrl.config.data import DataConfig
 from psrl.config.model import ModelConfig
 from psrl.config.psrl_section import PsrlConfig
@@ -47,6 +48,7 @@ class Config:
     reward: RewardConfig = field(default_factory=RewardConfig)
     custom_reward_function: CustomRewardFunctionConfig = field(default_factory=CustomRewardFunctionConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
     psrl: PsrlConfig = field(default_factory=PsrlConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     transfer_queue: TransferQueueConfig = field(default_factory=TransferQueueConfig)

@@ -33,6 +33,8 @@ COLUMNS: tuple[Column, ...] = (
            meaning="weights that sampled the token; -1 elsewhere"),
     Column(name="turn_indices", dtype="int32", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="turn that sampled the token, from 0; -1 elsewhere"),
+    Column(name="rewards", dtype="float32", shape=("T",), writer="agent worker", readers=("train worker",),
+           meaning="a step's reward at its turn's last token, what the episode's reward has beyond them at the last sampled one"),
 )  # fmt: skip
 
 COLUMN_NAMES: tuple[str, ...] = tuple(column.name for column in COLUMNS)

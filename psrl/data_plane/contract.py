@@ -15,7 +15,6 @@ import torch
 from transfer_queue import KVBatchMeta
 
 from psrl.data_plane.columns import COLUMNS, TrajectoryTags
-from psrl.telemetry.flow import Flow
 from psrl.types import Episode, PolicyVersion, Trajectory
 
 DTYPES = {"int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "float32": torch.float32}
@@ -44,7 +43,11 @@ def rows_of(episode: Episode) -> list[TrajectoryRow]:
     if reward is None:
         return []
     return [
-        TrajectoryRow(key=trajectory.uid, tags=_tags_of(trajectory, episode, reward), columns=_columns_of(trajectory))
+        TrajectoryRow(
+            key=trajectory.uid,
+            tags=_tags_of(trajectory, episode, reward),
+            columns=_columns_of(trajectory, episode.result.step_rewards, reward),
+        )
         for trajectory in episode.result.trajectories
         if trajectory.num_sampled > 0
     ]
@@ -71,13 +74,34 @@ def _tags_of(trajectory: Trajectory, episode: Episode, reward: float) -> Traject
     )
 
 
-def _columns_of(trajectory: Trajectory) -> dict[str, torch.Tensor]:
+def rewards_of(trajectory: Trajectory, step_rewards: Sequence[float | None], reward: float) -> list[float]:
+    """[T] the episode's reward where it was earned; sums to `reward`.
+
+    A step of the environment follows the turn of the same number. What `reward` has beyond them (a scorer's judgement, a penalty for
+    length; without step rewards all of it) came with the end. Branches of a session have no step rewards.
+
+    Example:
+        Turns of 2 and 3 tokens behind 1 and 2 observed ones, step rewards 0.5 and None, reward 2: [0, 0, 0.5, 0, 0, 0, 0, 1.5].
+    """
+    rewards = [0.0] * trajectory.num_tokens
+    end = 0
+    for index, step in enumerate(trajectory.steps):
+        end += len(step.observation_ids) + len(step.sampled_ids)
+        if step.sampled_ids:
+            last = end - 1
+            rewards[last] = (step_rewards[index] or 0.0) if index < len(step_rewards) else 0.0
+    rewards[last] += reward - sum(rewards)
+    return rewards
+
+
+def _columns_of(trajectory: Trajectory, step_rewards: Sequence[float | None], reward: float) -> dict[str, torch.Tensor]:
     values = {
         "input_ids": trajectory.ids(),
         "loss_mask": trajectory.loss_mask(),
         "rollout_logprobs": trajectory.logprobs(),
         "policy_versions": trajectory.versions(),
         "turn_indices": trajectory.turn_indices(),
+        "rewards": rewards_of(trajectory, step_rewards, reward),
     }
     assert values.keys() == {column.name for column in COLUMNS}, "a column of columns.py is not written"
     return {column.name: torch.tensor(values[column.name], dtype=DTYPES[column.dtype]) for column in COLUMNS}
@@ -85,9 +109,6 @@ def _columns_of(trajectory: Trajectory) -> dict[str, torch.Tensor]:
 
 class DataPlane(Protocol):
     """Rows by key. All calls block for at most the deadline that the implementation was given."""
-
-    flow: Flow
-    """Of rows that left or reached this process by `put` and `fetch`."""
 
     @abstractmethod
     def put(self, rows: Sequence[TrajectoryRow], partition: Partition = Partition.TRAIN) -> KVBatchMeta:

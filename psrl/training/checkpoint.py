@@ -1,7 +1,8 @@
 """Weights, optimizer, schedule and RNG as a torch.distributed.checkpoint folder, written whole or not at all.
 
-Readable by another number of ranks: every tensor is stored by name with its place. What the settings say of the optimizer (learning
-rate, weight decay, ...) is not in it, so that a resume goes on with the settings that it is given.
+Readable by another number of ranks: every tensor is stored by name with its place. Frozen weights are not in it: with an adapter it is
+as small as the adapter. What the settings say of the optimizer (learning rate, weight decay, ...) is not in it either, so that a resume
+goes on with the settings that it is given.
 """
 
 from __future__ import annotations
@@ -16,20 +17,22 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from psrl.errors import CheckpointError
-from psrl.training.model import PolicyModel
 
 UNREADABLE = (OSError, RuntimeError, ValueError, KeyError, EOFError, AttributeError, pickle.UnpicklingError, CheckpointException)
 """What torch raises for folders that are missing, cut short, garbled or of another model."""
 
+TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False)
+"""`load` itself refuses a checkpoint that lacks a trained tensor."""
+
 
 def save_checkpoint(
     path: str | Path,
-    model: PolicyModel,
+    model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LambdaLR,
     *,
@@ -65,7 +68,7 @@ def save_checkpoint(
 
 def load_checkpoint(
     path: str | Path,
-    model: PolicyModel,
+    model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     scheduler: torch.optim.lr_scheduler.LambdaLR,
     *,
@@ -80,7 +83,7 @@ def load_checkpoint(
     state = _state_of(model, optimizer, scheduler)
     try:
         load(state, checkpoint_id=Path(path), no_dist=not is_distributed)
-        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=TRAINED)
         for group, own in zip(optimizer.param_groups, options, strict=True):
             group.update(own)
         _go_on(scheduler, num_steps=int(state["steps"]))
@@ -131,9 +134,9 @@ def rng_file_of(folder: Path, rank: int) -> str:
     return _rng_file(rank % num_saved if num_saved else rank)
 
 
-def _state_of(model: PolicyModel, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LambdaLR) -> dict[str, Any]:
+def _state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: torch.optim.lr_scheduler.LambdaLR) -> dict[str, Any]:
     has_stepped = bool(optimizer.state)
-    weights, moments = get_state_dict(model, optimizer)
+    weights, moments = get_state_dict(model, optimizer, options=TRAINED)
     if not has_stepped:
         # To make the moments, get_state_dict takes a step at learning rate 0, which would count in Adam's bias correction.
         for state in optimizer.state.values():

@@ -1,15 +1,20 @@
-"""A plain Hugging Face folder of the trained weights: config.json, generation_config.json, safetensors.
+"""A plain Hugging Face folder of the trained weights: config.json, generation_config.json, safetensors, the tokenizer's files.
 
-The folder appears whole or not at all. Tokenizer files next to the source weights are copied when there are any.
+The folder appears whole or not at all. Where an adapter was trained, the weights are merged and `adapter/` holds it as peft reads it.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
+from accelerate import init_empty_weights
+from peft import LoraConfig
+from safetensors.torch import save_file
 from torch import Tensor
 
 from psrl.errors import CheckpointError
@@ -27,8 +32,29 @@ TOKENIZER_FILES = (
 )
 
 
-def save_hf_folder(model: PolicyModel, tensors: Mapping[str, Tensor], path: str | Path, *, source: str | Path | None = None) -> None:
+ADAPTER_FOLDER = "adapter"
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What was trained of a model with an adapter."""
+
+    config: LoraConfig
+    tensors: Mapping[str, Tensor]
+    """By peft's names."""
+
+
+def save_hf_folder(
+    model: PolicyModel,
+    tensors: Mapping[str, Tensor],
+    path: str | Path,
+    *,
+    source: str | Path | None = None,
+    adapter: Adapter | None = None,
+) -> None:
     """Write `tensors` (as `named_full_tensors` gives them) with the model's config; an older folder at `path` is replaced.
+
+    `source` is the folder whose tokenizer files are copied, those that there are.
 
     Raises:
         CheckpointError: The disk refused.
@@ -37,7 +63,10 @@ def save_hf_folder(model: PolicyModel, tensors: Mapping[str, Tensor], path: str 
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.mkdir(parents=True)
-        model.causal_lm.save_pretrained(temporary, state_dict=dict(tensors))
+        _save_model(model, tensors, temporary)
+        if adapter is not None:
+            adapter.config.save_pretrained(str(temporary / ADAPTER_FOLDER))
+            save_file(dict(adapter.tensors), temporary / ADAPTER_FOLDER / "adapter_model.safetensors", metadata={"format": "pt"})
         copied = [Path(source) / name for name in TOKENIZER_FILES] if source is not None else []
         for file in copied:
             if file.is_file():
@@ -48,3 +77,13 @@ def save_hf_folder(model: PolicyModel, tensors: Mapping[str, Tensor], path: str 
         raise CheckpointError(f"cannot write the model folder {target}: {error}") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _save_model(model: PolicyModel, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """By an empty model of the same architecture, without the adapters and divided tensors that the trained one may have."""
+    config = copy.deepcopy(model.causal_lm.config)
+    with init_empty_weights():
+        plain = type(model.causal_lm)(config)
+    plain.config.dtype = next(iter(tensors.values())).dtype
+    plain.generation_config = model.causal_lm.generation_config
+    plain.save_pretrained(folder, state_dict=dict(tensors))

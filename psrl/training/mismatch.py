@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from psrl.algorithms.correction import Correction, RolloutCorrection, Rows, bounded, divergences, effective_share
+from psrl.algorithms.correction import Correction, RolloutCorrection, bounded, divergences, effective_share
+from psrl.algorithms.rows import Rows
 from psrl.telemetry import names
 from psrl.training.metrics import StepTotals, bins
 

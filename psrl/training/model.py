@@ -1,30 +1,27 @@
 """The trained model: a Hugging Face causal LM that returns logprobs of chosen tokens instead of logits.
 
-`PolicyModel` is what is sharded: its forward covers the output embedding too, so FSDP2 gathers every parameter where it is used.
-With one rank nothing is sharded, because there is nothing to shard and gathering would only copy.
+`PolicyModel` is what `sharding` divides: its forward covers the output embedding too, so FSDP2 gathers every parameter where it is used.
 
 Legend: B rows, T tokens, H hidden width, V vocabulary, N scored tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from psrl.algorithms.logprobs import chosen_logprobs
 from psrl.config.model import ModelConfig
 from psrl.errors import ConfigError
+from psrl.training.adapter import add_adapter
+from psrl.training.attention import RowLayout, hidden_states, use_rows_attention
 
-SHARD_AXIS = "shard"
-"""Name of the mesh dimension over which parameters and rows are divided."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOGIT_CHANGES = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Fields of model configs that change logits after the output embedding, which `PolicyModel` does not do."""
@@ -37,28 +34,39 @@ class PolicyModel(nn.Module):
         """`causal_lm` is a transformers `...ForCausalLM`; its parameters stay where they are."""
         super().__init__()
         self.causal_lm = causal_lm
+        self.can_pack_rows = use_rows_attention(causal_lm)
 
     def forward(
-        self, input_ids_BT: Tensor, states_N: Tensor, chosen_N: Tensor, temperatures_N: Tensor, *, entropy_needs_grad: bool = False
+        self,
+        input_ids_BT: Tensor,
+        states_N: Tensor,
+        chosen_N: Tensor,
+        temperatures_N: Tensor,
+        *,
+        layout: RowLayout | None = None,
+        entropy_needs_grad: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """(logprobs_N, entropy_N) of tokens `chosen_N`, each predicted by the flat hidden state `states_N` of [B * T].
 
-        Rows are right-padded; attention is causal, so no mask is needed. Without chosen tokens the result is empty, yet still
-        depends on the parameters, so that a rank without work takes part in every collective.
+        Rows are right-padded, and attention is causal, so no mask is needed; or one flat sequence [1, T] with the layout that keeps them
+        apart. Without chosen tokens the result is empty, yet still depends on the parameters, so that a rank without work takes part in
+        every collective.
         """
         decoder, head = self.causal_lm.base_model, self.causal_lm.get_output_embeddings()
-        hidden_BTH = decoder(input_ids=input_ids_BT, use_cache=False)[0]
-        hidden_NH = hidden_BTH.flatten(0, 1)[states_N]
+        hidden_NH = hidden_states(decoder, input_ids_BT, layout).index_select(0, states_N)
         logprobs, entropy = chosen_logprobs(
             hidden_NH, head.weight, chosen_N, temperatures_N, bias_V=head.bias, entropy_needs_grad=entropy_needs_grad
         )
         return logprobs, entropy
 
 
-def load_model(settings: ModelConfig, *, device: torch.device | str = "cpu", from_scratch: bool = False) -> PolicyModel:
-    """Read a Hugging Face folder.
+def load_model(
+    settings: ModelConfig, *, device: torch.device | str = "cpu", from_scratch: bool = False, with_weights: bool = True
+) -> PolicyModel:
+    """Read a Hugging Face folder, and give the model an adapter where the settings ask for one.
 
-    `from_scratch` takes only its architecture, with random weights from torch's global generator.
+    `from_scratch` takes only its architecture, with random weights from torch's global generator. Without weights, parameters are on
+    the device `meta` and nothing but config.json is read.
 
     Raises:
         ConfigError: The folder cannot be read, or the model changes its logits in a way that scoring does not know.
@@ -71,10 +79,11 @@ def load_model(settings: ModelConfig, *, device: torch.device | str = "cpu", fro
         )
     dtype = DTYPES[settings.dtype]
     try:
-        if from_scratch:
-            causal_lm: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-                AutoConfig.from_pretrained(settings.path), dtype=dtype
-            )
+        if from_scratch or not with_weights:
+            config = AutoConfig.from_pretrained(settings.path)
+            with nullcontext() if with_weights else init_empty_weights(include_buffers=False):
+                causal_lm: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+            causal_lm.tie_weights()  # accelerate gives each name a parameter of its own
         else:
             causal_lm = AutoModelForCausalLM.from_pretrained(settings.path, dtype=dtype, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
@@ -83,30 +92,8 @@ def load_model(settings: ModelConfig, *, device: torch.device | str = "cpu", fro
         if causal_lm.config.to_dict().get(name) not in (None, 1, 1.0):
             rule = f"{name} changes the logits after the output embedding, which is not supported"
             raise ConfigError(key="model.path", value=settings.path, rule=rule, fix="use a model without it")
-    model = PolicyModel(causal_lm.to(device))
+    if settings.lora_rank > 0:
+        add_adapter(causal_lm, settings, with_weights=with_weights)
+    model = PolicyModel(causal_lm.to(device) if with_weights else causal_lm)
     # Dropout would make the trainer's logprobs another distribution than the engine's.
     return model.eval()
-
-
-def shard(model: PolicyModel, mesh: DeviceMesh) -> PolicyModel:
-    """Divide every parameter over the mesh: one unit per decoder layer, one for the rest. Tied weights stay tied."""
-    policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-    for layer in model.causal_lm.base_model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    return model
-
-
-def full_tensors(model: PolicyModel) -> Iterator[tuple[str, Tensor]]:
-    """Full tensors by Hugging Face parameter name, tied weights once; use each before the next update, which may change it.
-
-    With shards, every rank must go through all of them.
-    """
-    for name, parameter in model.causal_lm.named_parameters():
-        tensor = parameter.detach()
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def named_full_tensors(model: PolicyModel) -> dict[str, Tensor]:
-    """Copies of them on the CPU."""
-    return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in full_tensors(model)}

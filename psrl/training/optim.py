@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from psrl.errors import ConfigError
 
 SCHEDULES = ("constant", "linear", "cosine")
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""AdamW's state of a parameter, but for its step count, which the fused kernel wants on the device."""
 
 
 def lr_factor(step: int, *, schedule: str, warmup_steps: int, total_steps: int, min_ratio: float) -> float:
@@ -35,10 +38,32 @@ def make_optimizer(
     weight_decay: float,
     betas: tuple[float, float],
     eps: float,
+    is_offloaded: bool = False,
 ) -> torch.optim.AdamW:
-    """AdamW with one pass over each parameter (`fused`), the fastest on CPU and CUDA alike."""
+    """AdamW with one pass over each parameter (`fused`), the fastest on CPU and CUDA alike.
+
+    `is_offloaded`: the moments lie in the host's memory between updates.
+    """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return torch.optim.AdamW(trained, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps, fused=True)
+    kind = OffloadedAdamW if is_offloaded else torch.optim.AdamW
+    return kind(trained, lr=lr, weight_decay=weight_decay, betas=betas, eps=eps, fused=True)
+
+
+class OffloadedAdamW(torch.optim.AdamW):
+    """AdamW whose moments are on the parameters' device during `step` only."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Fetch the moments, update, and put them back."""
+        self._move(lambda parameter: parameter.device)
+        try:
+            return super().step(closure)
+        finally:
+            self._move(lambda parameter: torch.device("cpu"))
+
+    def _move(self, place_of: Callable[[Tensor], torch.device]) -> None:
+        for parameter, state in self.state.items():
+            for name in MOMENTS:
+                state[name] = state[name].to(place_of(parameter))
 
 
 def make_scheduler(

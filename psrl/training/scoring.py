@@ -13,7 +13,7 @@ from torch import Tensor
 
 from psrl.errors import TrainingError
 from psrl.training.model import PolicyModel
-from psrl.training.packing import MicroBatch, PaddedBatch, pad
+from psrl.training.packing import MicroBatch, ModelInputs, model_inputs
 from psrl.types import PolicyVersion
 
 
@@ -30,7 +30,7 @@ class RowRef:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainRow:
-    """One trajectory with everything that its loss needs."""
+    """One trajectory, as it was fetched: all that its loss needs beside its advantages."""
 
     key: str
     ids: Tensor  # [T]
@@ -40,20 +40,18 @@ class TrainRow:
     turns: Tensor  # [n]
     version_gaps: Tensor  # [n]
     """How many versions older than the weights at the start of the buffer those were that sampled the token."""
-    advantages: Tensor  # [n]
     temperature: float
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
-def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, temperature: float, *, version: PolicyVersion) -> TrainRow:
+def make_row(ref: RowRef, columns: dict[str, Tensor], temperature: float, *, version: PolicyVersion) -> TrainRow:
     """Check a fetched row and pick out its trained tokens.
 
     Args:
         ref: The row's key and length.
         columns: `input_ids`, `loss_mask`, `rollout_logprobs`, `policy_versions`, `turn_indices`; [T] each.
-        advantage: A scalar or [T].
         temperature: At which the row was sampled.
         version: Of the weights at the start of the buffer.
 
@@ -77,7 +75,6 @@ def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, tempera
     if versions.min() < 0 or gaps.min() < 0:
         seen = sorted(set(versions.tolist()))
         raise TrainingError(f"row {ref.key}: tokens of policy versions {seen} in the buffer of version {version}")
-    advantages = advantage.float().expand(ref.num_tokens)[mask]
     return TrainRow(
         key=ref.key,
         ids=columns["input_ids"].long(),
@@ -85,16 +82,15 @@ def make_row(ref: RowRef, columns: dict[str, Tensor], advantage: Tensor, tempera
         rollout_logprobs=rollout,
         turns=columns["turn_indices"][mask].long(),
         version_gaps=gaps,
-        advantages=advantages,
         temperature=temperature,
     )
 
 
-def batch_of(rows: Sequence[TrainRow], device: torch.device) -> tuple[PaddedBatch, Tensor]:
-    """The padded tensors of rows and the temperature [N] of each scored token."""
-    padded = pad([(row.ids, row.mask) for row in rows], device=device)
-    temperatures = [torch.full((len(row.turns),), row.temperature) for row in rows]
-    return padded, torch.cat(temperatures).to(device) if rows else torch.ones(0, device=device)
+def batch_of(batch: MicroBatch[TrainRow], device: torch.device) -> tuple[ModelInputs, Tensor]:
+    """The tensors of a micro-batch and the temperature [N] of each scored token."""
+    inputs = model_inputs([(row.ids, row.mask) for row in batch.rows], arrangement=batch.arrangement, device=device)
+    temperatures = [torch.full((len(row.turns),), row.temperature) for row in batch.rows]
+    return inputs, torch.cat(temperatures).to(device) if batch.rows else torch.ones(0, device=device)
 
 
 @torch.no_grad()
@@ -105,8 +101,8 @@ def score(model: PolicyModel, batches: Sequence[MicroBatch[TrainRow]], device: t
     """
     scored = {}
     for batch in batches:
-        padded, temperatures_N = batch_of(batch.rows, device)
-        logprobs_N, _ = model(padded.input_ids, padded.states, padded.chosen, temperatures_N)
+        inputs, temperatures_N = batch_of(batch, device)
+        logprobs_N, _ = model(inputs.input_ids, inputs.states, inputs.chosen, temperatures_N, layout=inputs.layout)
         parts = logprobs_N.split([len(row.turns) for row in batch.rows]) if batch.rows else ()
         scored.update({row.key: part for row, part in zip(batch.rows, parts, strict=True)})
     return scored

@@ -19,9 +19,10 @@ from psrl.config.model import ModelConfig
 from psrl.config.sft import SftConfig
 from psrl.errors import RowTooLongError, TrainingError
 from psrl.training.export import save_hf_folder
-from psrl.training.model import PolicyModel, load_model, named_full_tensors
+from psrl.training.model import PolicyModel, load_model
 from psrl.training.optim import make_optimizer, make_scheduler
-from psrl.training.packing import pack, pad
+from psrl.training.packing import model_inputs, pack
+from psrl.training.whole_weights import named_full_tensors
 
 MAX_MICRO_BATCH_TOKENS = 16384
 
@@ -119,11 +120,11 @@ def _backward(policy: PolicyModel, batch: list[SftRow], device: torch.device | s
     loss_sum = torch.zeros((), device=device)
     for (micro_batch,) in pack(batch, max_tokens=max(MAX_MICRO_BATCH_TOKENS, max(map(len, batch))), num_ranks=1):
         tensors = [(torch.tensor(row.ids), torch.tensor([0, *row.loss_mask[1:]])) for row in micro_batch.rows]
-        padded = pad(tensors, device=device)
-        if len(padded.chosen) == 0:
+        inputs = model_inputs(tensors, device=device)
+        if len(inputs.chosen) == 0:
             continue
-        temperatures_N = torch.ones(len(padded.chosen), device=device)
-        logprobs_N, _ = policy(padded.input_ids, padded.states, padded.chosen, temperatures_N)
+        temperatures_N = torch.ones(len(inputs.chosen), device=device)
+        logprobs_N, _ = policy(inputs.input_ids, inputs.states, inputs.chosen, temperatures_N)
         loss = -logprobs_N.sum() / total
         loss.backward()
         loss_sum += loss.detach()

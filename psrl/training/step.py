@@ -13,32 +13,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
-from psrl.algorithms.aggregate import aggregation_mode, raw_weights
-from psrl.algorithms.correction import Correction, RolloutCorrection, Rows, bounded
+from psrl.algorithms.aggregate import aggregation_mode
+from psrl.algorithms.correction import Correction, RolloutCorrection, bounded
 from psrl.algorithms.kl import kl_estimator
 from psrl.algorithms.losses import LossInputs, policy_losses
+from psrl.algorithms.rows import Rows
 from psrl.config.actor import ActorConfig
 from psrl.config.rollout_correction import RolloutCorrectionConfig
-from psrl.errors import TrainingError
+from psrl.training.gradients import LossWeights, check_finite, clip_gradients, joined, loss_weights
 from psrl.training.metrics import StepTotals
 from psrl.training.mismatch import add_correction, add_mismatch
 from psrl.training.model import PolicyModel
 from psrl.training.packing import MicroBatch
 from psrl.training.scoring import TrainRow, batch_of
+from psrl.training.sharding import reduce_over_copies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reference:
-    """Logprobs [n] by row key that the update is measured against."""
+    """What an update needs of its rows beside themselves: [n] by row key."""
 
+    advantages: Mapping[str, Tensor]
     proximal: Mapping[str, Tensor] | None
-    """Of the weights at the start of the buffer; None takes the weights in training, which are the same before the first update."""
+    """Logprobs of the weights at the start of the buffer; None takes those in training, which are the same before the first update."""
     ref: Mapping[str, Tensor] | None
-    """Of the frozen reference; None without a KL term."""
+    """Logprobs of the frozen reference; None without a KL term."""
     measures_mismatch: bool
     """Whether `proximal` is of the start of the buffer, and the rows were not measured yet."""
 
@@ -63,7 +64,7 @@ class OptimizerStep:
         self._world_size = world_size
         self._loss = policy_losses.resolve(settings.policy_loss)
         self._kl = kl_estimator(settings.kl_loss_type)
-        self._mode = aggregation_mode(settings.loss_agg_mode)
+        aggregation_mode(settings.loss_agg_mode)
         self._correction = RolloutCorrection(correction)
 
     def run(self, batches: Sequence[MicroBatch[TrainRow]], reference: Reference, totals: StepTotals) -> float:
@@ -72,41 +73,32 @@ class OptimizerStep:
         Raises:
             TrainingError: No rank has a token to train on, or loss or gradient is not finite; the weights are then untouched.
         """
-        weights = {row.key: raw_weights(self._mode, row.turns) for batch in batches for row in batch.rows}
-        total_weight = self._total_weight(weights)
-        if total_weight == 0:
-            raise TrainingError("the optimizer step has no token to train on: every trajectory is masked")
+        weights = loss_weights(batches, self._settings, device=self._device, world_size=self._world_size)
         self._optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self._device)
-        for batch in batches:
-            part = self._micro_batch_loss(batch, weights, total_weight, reference, totals)
+        for number, batch in enumerate(batches, start=1):
+            reduce_over_copies(self._model, is_last=number == len(batches))
+            part = self._micro_batch_loss(batch, weights, reference, totals)
             # FSDP2 averages gradients over ranks; the loss is a sum over them.
             torch.autograd.backward(part * self._world_size)
             loss += part.detach()
         totals.add_sum("train/loss/value", loss)
-        grad_norm = self._clip()
-        self._guard(grad_norm, loss)
+        grad_norm = clip_gradients(self._model, self._settings.grad_clip)
+        check_finite(self._model, self._optimizer, grad_norm=grad_norm, loss=loss)
         self._optimizer.step()
         return grad_norm
 
-    def _total_weight(self, weights: Mapping[str, Tensor]) -> float:
-        total = torch.tensor(sum(float(w.double().sum()) for w in weights.values()), dtype=torch.float64, device=self._device)
-        if self._world_size > 1:
-            dist.all_reduce(total)
-        return float(total)
-
-    def _micro_batch_loss(
-        self,
-        batch: MicroBatch[TrainRow],
-        weights: Mapping[str, Tensor],
-        total_weight: float,
-        reference: Reference,
-        totals: StepTotals,
-    ) -> Tensor:
+    def _micro_batch_loss(self, batch: MicroBatch[TrainRow], weights: LossWeights, reference: Reference, totals: StepTotals) -> Tensor:
         settings, rows = self._settings, batch.rows
-        padded, temperatures_N = batch_of(rows, self._device)
+        layout = Rows([len(row.turns) for row in rows], self._device)
+        batched, temperatures_N = batch_of(batch, self._device)
         logprobs_N, entropy_N = self._model(
-            padded.input_ids, padded.states, padded.chosen, temperatures_N, entropy_needs_grad=settings.entropy_coeff != 0
+            batched.input_ids,
+            batched.states,
+            batched.chosen,
+            temperatures_N,
+            layout=batched.layout,
+            entropy_needs_grad=settings.entropy_coeff != 0,
         )
         rollout_N = self._join([row.rollout_logprobs for row in rows])
         proximal_N = logprobs_N.detach() if reference.proximal is None else self._join([reference.proximal[row.key] for row in rows])
@@ -115,10 +107,11 @@ class OptimizerStep:
             logprobs=logprobs_N,
             old_logprobs=old_N,
             rollout_logprobs=rollout_N,
-            advantages=self._join([row.advantages for row in rows]),
+            advantages=self._join([reference.advantages[row.key] for row in rows]),
+            rows=layout,
         )
         outputs = self._loss(inputs, settings)
-        correction = self._corrected(rows, proximal_N - rollout_N, reference, totals)
+        correction = self._corrected(rows, layout, proximal_N - rollout_N, reference, totals)
         values_N = outputs.values * correction.weights
         if reference.ref is not None:
             kl_N = self._kl(logprobs_N, self._join([reference.ref[row.key] for row in rows]))
@@ -133,35 +126,19 @@ class OptimizerStep:
         totals.add_mean("train/ratio/mean", log_ratio_N.exp())
         totals.add_maximum("train/ratio/max", log_ratio_N.exp())
         totals.add_mean("train/old_kl/mean", -log_ratio_N)
-        weights_N = self._join([weights[row.key] for row in rows]) * correction.keep
-        return (values_N * weights_N).sum() / total_weight
+        weights_N = self._join([weights.raw[row.key] for row in rows]) * correction.keep
+        return (values_N * weights_N).sum() / weights.total
 
-    def _corrected(self, batch_rows: Sequence[TrainRow], log_ratio_N: Tensor, reference: Reference, totals: StepTotals) -> Correction:
+    def _corrected(
+        self, batch_rows: Sequence[TrainRow], layout: Rows, log_ratio_N: Tensor, reference: Reference, totals: StepTotals
+    ) -> Correction:
         """Weights and rejections of a micro-batch, with their metrics."""
-        rows = Rows([len(row.turns) for row in batch_rows], self._device)
-        correction = self._correction(log_ratio_N, rows)
-        add_correction(totals, correction, rows, self._correction)
+        correction = self._correction(log_ratio_N, layout)
+        add_correction(totals, correction, layout, self._correction)
         if reference.measures_mismatch:
             gaps_N, turns_N = self._join([row.version_gaps for row in batch_rows]), self._join([row.turns for row in batch_rows])
             add_mismatch(totals, log_ratio_N, gaps_N=gaps_N, turns_N=turns_N)
         return correction
 
     def _join(self, parts: Sequence[Tensor]) -> Tensor:
-        return torch.cat(list(parts)).to(self._device) if parts else torch.zeros(0, device=self._device)
-
-    def _clip(self) -> float:
-        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.grad_clip)
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
-
-    def _guard(self, grad_norm: float, loss: Tensor) -> None:
-        """The gradient norm is over all ranks, so all of them raise together."""
-        if torch.isfinite(torch.tensor(grad_norm)):
-            return
-        self._optimizer.zero_grad(set_to_none=True)
-        broken = []
-        for name, parameter in self._model.causal_lm.named_parameters():
-            local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            if not torch.isfinite(local).all():
-                broken.append(name)
-        cause = f"weights that are not finite before the update: {', '.join(broken[:5])}" if broken else "weights were finite before"
-        raise TrainingError(f"gradient norm is {grad_norm} (this rank's loss: {float(loss)}); {cause}; the update was not taken")
+        return joined(parts, self._device)

@@ -12,8 +12,9 @@ from psrl.errors import ConfigError, TrainingError
 def advantages(rows, *, divide=True):
     """Rows are (group, episode, reward)."""
     tags = [{"group": group, "episode": episode, "reward": reward} for group, episode, reward in rows]
+    batch = AdvantageBatch(tags=tags, has_loss=[True] * len(tags))
     estimator = advantage_estimators.resolve("grpo")()
-    return [float(a) for a in estimator.estimate(AdvantageBatch(tags=tags), AlgorithmConfig(norm_adv_by_std_in_grpo=divide))]
+    return [float(a) for a in estimator.estimate(batch, AlgorithmConfig(norm_adv_by_std_in_grpo=divide)).advantages]
 
 
 def test_two_right_of_four():

@@ -7,15 +7,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psrl.algorithms.aggregate import AggregationMode, aggregation_mode, raw_weights
+from psrl.algorithms.aggregate import AggregationMode, aggregation_mode, count, raw_weights
 from psrl.algorithms.logprobs import chosen_logprobs
 from psrl.errors import ConfigError
 
 
 def aggregated(mode, rows):
     """Rows are (values per token, turn per token)."""
-    weights = [raw_weights(mode, torch.tensor(turns)) for _, turns in rows]
-    total = sum(w.sum() for w in weights)
+    weights = [raw_weights(mode, torch.tensor(turns), length=8) for _, turns in rows]
+    total = sum(count(mode, w) for w in weights)
     return float(sum((torch.tensor(values) * w).sum() for (values, _), w in zip(rows, weights, strict=True)) / total)
 
 
@@ -24,6 +24,7 @@ def aggregated(mode, rows):
     [
         ("token_mean", 2.5),  # (1 + 1 + 1 + 5 + 4 + 3) / 6 = 15 / 6
         ("seq_mean", 2.75),  # means 8 / 4 = 2 and 7 / 2 = 3.5
+        ("seq_sum", 15 / 16),  # (8 / 8 + 7 / 8) / 2, with length 8
         ("turn_mean", 19 / 6),  # turns: 1, 5, 3.5 -> 9.5 / 3
     ],
 )
@@ -33,7 +34,7 @@ def test_two_trajectories_by_hand(mode, expected):
 
 
 def test_an_unknown_aggregation_is_a_config_error():
-    with pytest.raises(ConfigError, match="token_mean, seq_mean, turn_mean"):
+    with pytest.raises(ConfigError, match="token_mean, seq_mean, seq_sum, turn_mean"):
         aggregation_mode("mean")
 
 
@@ -46,8 +47,8 @@ def test_any_split_into_micro_batches_gives_the_same_loss_and_gradient(mode, row
     sizes = [len(turns) for turns in rows]
     generator = torch.Generator().manual_seed(len(rows))
     whole = torch.randn(sum(sizes), generator=generator, requires_grad=True)
-    weights = [raw_weights(mode, torch.tensor(turns)) for turns in rows]
-    total = sum(float(w.sum()) for w in weights)
+    weights = [raw_weights(mode, torch.tensor(turns), length=8) for turns in rows]
+    total = sum(count(mode, w) for w in weights)
     loss = (whole.square() * torch.cat(weights)).sum() / total
     loss.backward()
 

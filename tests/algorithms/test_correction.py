@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from psrl.algorithms.aggregate import AggregationMode, raw_weights
-from psrl.algorithms.correction import RolloutCorrection, Rows, bounded, divergences, effective_share
+from psrl.algorithms.aggregate import AggregationMode, count, raw_weights
+from psrl.algorithms.correction import RolloutCorrection, bounded, divergences, effective_share
 from psrl.algorithms.losses import LossInputs, policy_losses
+from psrl.algorithms.rows import Rows
 from psrl.config.actor import ActorConfig
 from psrl.config.rollout_correction import RS_OPTIONS, RolloutCorrectionConfig, is_bounds, rs_criteria
 from psrl.errors import ConfigError
@@ -138,9 +139,10 @@ def test_any_input_gives_finite_weights(values, options):
 def loss_of(rows, mode, options, actor, total):
     """Sum over rows of (logprobs, proximal, rollout, advantages, turns), as the trainer puts it together."""
     logprobs, proximal, rollout, advantages = (torch.cat([row[index] for row in rows]) for index in range(4))
-    inputs = LossInputs(logprobs=logprobs, old_logprobs=proximal, rollout_logprobs=rollout, advantages=advantages)
-    correction = RolloutCorrection(options)(proximal - rollout, Rows([len(row[0]) for row in rows], CPU))
-    weights = torch.cat([raw_weights(mode, row[4]) for row in rows])
+    layout = Rows([len(row[0]) for row in rows], CPU)
+    inputs = LossInputs(logprobs=logprobs, old_logprobs=proximal, rollout_logprobs=rollout, advantages=advantages, rows=layout)
+    correction = RolloutCorrection(options)(proximal - rollout, layout)
+    weights = torch.cat([raw_weights(mode, row[4], length=8) for row in rows])
     values = policy_losses.resolve(actor.policy_loss)(inputs, actor).values
     return (values * correction.weights * weights * correction.keep).sum() / total
 
@@ -151,14 +153,14 @@ rows_of_turns = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=7).map
 @settings(max_examples=60, deadline=None)
 @given(
     mode=st.sampled_from(list(AggregationMode)), turns=rows_of_turns, options=any_correction,
-    policy_loss=st.sampled_from(["ppo_clip", "reinforce"]), data=st.data(),
+    policy_loss=st.sampled_from(policy_losses.names), data=st.data(),
 )  # fmt: skip
 def test_any_split_gives_the_same_corrected_loss_and_gradient(mode, turns, options, policy_loss, data):
     sizes, actor = [len(row) for row in turns], ActorConfig(policy_loss=policy_loss)
     generator = torch.Generator().manual_seed(len(turns))
     proximal, drift, mismatch, advantages = torch.randn(4, sum(sizes), generator=generator)
     fixed = [part.split(sizes) for part in (proximal, proximal - mismatch, advantages)]
-    total = sum(float(raw_weights(mode, torch.tensor(row)).sum()) for row in turns)
+    total = sum(count(mode, raw_weights(mode, torch.tensor(row), length=8)) for row in turns)
 
     def rows_from(logprobs):
         parts = logprobs.split(sizes)

@@ -7,6 +7,7 @@ import torch
 
 from psrl.algorithms.kl import kl_estimator
 from psrl.algorithms.losses import LossInputs, policy_losses
+from psrl.algorithms.rows import Rows
 from psrl.algorithms.truncation import has_loss
 from psrl.config.actor import ActorConfig
 from psrl.errors import ConfigError
@@ -14,10 +15,16 @@ from psrl.errors import ConfigError
 SETTINGS = ActorConfig(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=3.0)
 
 
+def one_row(size):
+    return Rows([size], torch.device("cpu"))
+
+
 def clipped(advantages, ratios):
     logprobs = torch.tensor([math.log(r) for r in ratios], requires_grad=True)
     zeros = torch.zeros(len(ratios))
-    inputs = LossInputs(logprobs=logprobs, old_logprobs=zeros, rollout_logprobs=zeros, advantages=torch.tensor(advantages))
+    inputs = LossInputs(
+        logprobs=logprobs, old_logprobs=zeros, rollout_logprobs=zeros, advantages=torch.tensor(advantages), rows=one_row(len(ratios))
+    )
     outputs = policy_losses.resolve("ppo_clip")(inputs, SETTINGS)
     outputs.values.sum().backward()
     return outputs, logprobs.grad
@@ -40,7 +47,11 @@ def test_clipped_tokens_have_no_gradient_and_the_others_minus_advantage_times_ra
 
 def test_a_hopeless_ratio_stays_finite():
     inputs = LossInputs(
-        logprobs=torch.tensor([0.0]), old_logprobs=torch.tensor([-1e4]), rollout_logprobs=torch.zeros(1), advantages=torch.tensor([-1.0])
+        logprobs=torch.tensor([0.0]),
+        old_logprobs=torch.tensor([-1e4]),
+        rollout_logprobs=torch.zeros(1),
+        advantages=torch.tensor([-1.0]),
+        rows=one_row(1),
     )
     assert policy_losses.resolve("ppo_clip")(inputs, SETTINGS).values.tolist() == [3.0]
 
@@ -78,7 +89,9 @@ def test_reinforce_by_hand():
     # A = 2, log pi = -0.5 -> 1, gradient -2; A = -1, log pi = -3 -> -3, gradient 1
     logprobs = torch.tensor([-0.5, -3.0], requires_grad=True)
     zeros = torch.zeros(2)
-    inputs = LossInputs(logprobs=logprobs, old_logprobs=zeros, rollout_logprobs=zeros, advantages=torch.tensor([2.0, -1.0]))
+    inputs = LossInputs(
+        logprobs=logprobs, old_logprobs=zeros, rollout_logprobs=zeros, advantages=torch.tensor([2.0, -1.0]), rows=one_row(2)
+    )
     values = policy_losses.resolve("reinforce")(inputs, SETTINGS).values
     values.sum().backward()
     assert values.tolist() == [1.0, -3.0]

@@ -77,6 +77,7 @@ def test_every_column_keeps_its_dtype_and_values(plane):
         "rollout_logprobs": "torch.float32",
         "policy_versions": "torch.int64",
         "turn_indices": "torch.int32",
+        "rewards": "torch.float32",
     }
     assert row["rollout_logprobs"].tolist() == [0.0, 0.0, -0.5, 0.0, -0.5, -0.5]
     assert row["policy_versions"].tolist() == [-1, -1, 3, -1, 3, 3]

@@ -43,6 +43,7 @@ def row(key, length, *, version):
         "rollout_logprobs": torch.full((length,), -0.25),
         "policy_versions": torch.full((length,), version),
         "turn_indices": torch.zeros(length, dtype=torch.int32),
+        "rewards": torch.linspace(0, 1, length),
     }
     return TrajectoryRow(key=key, tags={"group": key.rsplit("-", 1)[0], "reward": 1.0, "num_tokens": length}, columns=columns)
 

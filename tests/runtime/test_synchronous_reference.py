@@ -47,6 +47,7 @@ async def synchronously(folder: Path) -> Played:
         actor=actor,
         ref=config.train_actor_rollout_ref.ref,
         algorithm=config.algorithm,
+        critic=config.critic,
         total_steps=STEPS,
         seed=config.trainer.seed,
         device="cpu",

@@ -8,6 +8,7 @@ import ray
 
 from psrl.config.actor import ActorConfig, RefConfig
 from psrl.config.algorithm import AlgorithmConfig
+from psrl.config.critic import CriticConfig
 from psrl.config.model import ModelConfig
 from psrl.config.rollout import RolloutConfig
 from psrl.runtime.actors.engine_replica import EngineReplicaActor
@@ -26,6 +27,8 @@ def train_worker(folder: Path, **options):
         actor=ActorConfig(),
         ref=RefConfig(),
         algorithm=AlgorithmConfig(),
+        critic=CriticConfig(),
+        critic_warmup=0,
         total_steps=1,
         seed=0,
         device="cpu",

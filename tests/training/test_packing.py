@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from psrl.errors import RowTooLongError
-from psrl.training.packing import pack, pad
+from psrl.training.packing import model_inputs, pack
 
 
 def lengths_of(steps):
@@ -53,7 +53,7 @@ def test_every_row_is_packed_once_within_the_limit_and_ranks_step_together(lengt
 
 def test_pad_scores_exactly_the_masked_tokens_from_the_state_before():
     rows = [(torch.tensor([5, 6, 7]), torch.tensor([0, 1, 1])), (torch.tensor([8, 9]), torch.tensor([0, 1]))]
-    batch = pad(rows)
+    batch = model_inputs(rows)
     assert batch.input_ids.tolist() == [[5, 6, 7], [8, 9, 0]]
     assert batch.chosen.tolist() == [6, 7, 9]
     assert batch.states.tolist() == [0, 1, 3]
@@ -61,4 +61,4 @@ def test_pad_scores_exactly_the_masked_tokens_from_the_state_before():
 
 def test_a_first_token_with_mask_1_is_a_programmers_mistake():
     with pytest.raises(AssertionError, match="first token"):
-        pad([(torch.tensor([5, 6]), torch.tensor([1, 1]))])
+        model_inputs([(torch.tensor([5, 6]), torch.tensor([1, 1]))])

@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from psrl.config.actor import ActorConfig, OptimConfig, RefConfig
 from psrl.config.algorithm import AlgorithmConfig
+from psrl.config.critic import CriticConfig
 from psrl.config.model import ModelConfig
 from psrl.config.rollout_correction import RolloutCorrectionConfig
 from psrl.data_plane import MemoryDataPlane, TrajectoryRow
@@ -48,8 +49,9 @@ def make_rows(model_path, *, num_groups=3, group_size=4, temperature=0.7, seed=0
             }  # fmt: skip
             columns = {
                 "input_ids": ids, "loss_mask": mask, "rollout_logprobs": logprobs * mask, "turn_indices": turns,
-                "policy_versions": torch.where(mask.bool(), 0, -1),
+                "policy_versions": torch.where(mask.bool(), 0, -1), "rewards": torch.zeros(len(ids)),
             }  # fmt: skip
+            columns["rewards"][-1] = reward
             rows.append(TrajectoryRow(key=f"{episode}-t0", tags=tags, columns=columns))
     return rows
 
@@ -66,12 +68,29 @@ def sampled_elsewhere(rows, shift, *, versions=None):
     return changed
 
 
-def make_rank(model_path, data_plane, *, rank=0, world_size=1, mask_truncated=False, init_method="", correction=None, **actor):
+def make_rank(
+    model_path,
+    data_plane,
+    *,
+    rank=0,
+    world_size=1,
+    mask_truncated=False,
+    init_method="",
+    correction=None,
+    algorithm=None,
+    critic=None,
+    critic_warmup=0,
+    model=None,
+    **actor,
+):
     """A TrainRank that is set up; weight decay is off so that no gradient means no change."""
     settings = {"optim": OptimConfig(lr=1e-3, weight_decay=0.0, lr_scheduler_type="linear"), "num_threads": 1} | actor
     trainer = TrainRank(
-        model=ModelConfig(path=str(model_path)), actor=ActorConfig(**settings), ref=RefConfig(),
-        algorithm=AlgorithmConfig(mask_truncated=mask_truncated, rollout_correction=RolloutCorrectionConfig(**(correction or {}))),
+        model=ModelConfig(path=str(model_path), **(model or {})), actor=ActorConfig(**settings), ref=RefConfig(),
+        algorithm=AlgorithmConfig(
+            mask_truncated=mask_truncated, rollout_correction=RolloutCorrectionConfig(**(correction or {})), **(algorithm or {})
+        ),
+        critic=critic or CriticConfig(), critic_warmup=critic_warmup,
         total_steps=10, seed=1, device="cpu", rank=rank, world_size=world_size, data_plane=data_plane, timeout_s=180.0,
     )  # fmt: skip
     trainer.setup(init_method)

@@ -4,7 +4,24 @@ An estimator sees the tags of every trajectory of the batch, and those columns o
 one tensor per trajectory: a scalar (the same for each token) or [T]. The trainer does not know which estimator it runs.
 """
 
-from psrl.algorithms.advantages.base import AdvantageBatch, AdvantageEstimator, advantage_estimators
+from psrl.algorithms.advantages.base import AdvantageBatch, AdvantageEstimator, Estimates, advantage_estimators
+from psrl.algorithms.advantages.gae import Gae
 from psrl.algorithms.advantages.grpo import Grpo
+from psrl.algorithms.advantages.mt_grpo import MtGrpo
+from psrl.algorithms.advantages.reinforce_plus_plus import ReinforcePlusPlus, ReinforcePlusPlusBaseline
+from psrl.algorithms.advantages.rloo import Rloo
+from psrl.algorithms.advantages.step_return import StepReturn
 
-__all__ = ["AdvantageBatch", "AdvantageEstimator", "Grpo", "advantage_estimators"]
+__all__ = [
+    "AdvantageBatch",
+    "AdvantageEstimator",
+    "Estimates",
+    "Gae",
+    "Grpo",
+    "MtGrpo",
+    "ReinforcePlusPlus",
+    "ReinforcePlusPlusBaseline",
+    "Rloo",
+    "StepReturn",
+    "advantage_estimators",
+]

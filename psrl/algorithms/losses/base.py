@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from psrl.algorithms.rows import Rows
 from psrl.config.actor import ActorConfig
 from psrl.registry import Registry
 
@@ -26,6 +27,8 @@ class LossInputs:
     rollout_logprobs: Tensor  # [N]
     """As the engine reported them."""
     advantages: Tensor  # [N]
+    rows: Rows
+    """Which trajectory each token belongs to. Rows are whole: a micro-batch never has a part of one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +41,7 @@ class LossOutputs:
 
 
 class PolicyLoss(Protocol):
-    """A function of one value per token; it must not mix tokens, so that any split into micro-batches gives the same loss."""
+    """A function of one value per token; it must not mix trajectories, so that any split into micro-batches gives the same loss."""
 
     @abstractmethod
     def __call__(self, inputs: LossInputs, settings: ActorConfig) -> LossOutputs:

@@ -18,6 +18,7 @@ from ray.exceptions import RayActorError
 
 from psrl.config.actor import ActorConfig, RefConfig
 from psrl.config.algorithm import AlgorithmConfig
+from psrl.config.critic import CriticConfig
 from psrl.config.model import ModelConfig
 from psrl.data_plane import KVBatchMeta
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
@@ -30,7 +31,6 @@ from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.devices import resolved_device
 from psrl.runtime.imports import make_importable
 from psrl.runtime.placement import interface_of
-from psrl.telemetry.flow import Flow
 from psrl.training.worker import TrainRank
 from psrl.types import PolicyVersion
 
@@ -45,6 +45,8 @@ class TrainWorkerSettings:
     actor: ActorConfig
     ref: RefConfig
     algorithm: AlgorithmConfig
+    critic: CriticConfig
+    critic_warmup: int
     total_steps: int
     seed: int
     device: str
@@ -53,6 +55,8 @@ class TrainWorkerSettings:
     collective_timeout_s: float
     data_plane_deadline_s: float
     startup_deadline_s: float
+    export_dtype: str | None
+    """Of the exported weights; None: as model.dtype."""
     import_folder: str
     """Put on sys.path, so that a user's own loss or advantage beside their YAML is found."""
 
@@ -91,6 +95,8 @@ class TrainWorkerActor(Pinged):
             actor=s.actor,
             ref=s.ref,
             algorithm=s.algorithm,
+            critic=s.critic,
+            critic_warmup=s.critic_warmup,
             total_steps=s.total_steps,
             seed=s.seed,
             device=resolved_device(s.device),
@@ -151,10 +157,6 @@ class TrainWorkerActor(Pinged):
         buffer.flags.writeable = False
         return buffer
 
-    async def take_flow(self) -> Flow:
-        """Rows that it took out of the data plane since the last call."""
-        return self._data_plane.flow.take()
-
     async def save(self, folder: Path) -> None:
         """Weights, optimizer, schedule and RNG into `folder`."""
         await self._in_thread(lambda: self._the_rank.save(folder))
@@ -165,7 +167,7 @@ class TrainWorkerActor(Pinged):
 
     async def export(self, folder: Path) -> None:
         """The weights as a plain Hugging Face folder."""
-        await self._in_thread(lambda: self._the_rank.save_hf(folder))
+        await self._in_thread(lambda: self._the_rank.save_hf(folder, dtype=self._settings.export_dtype))
 
     @property
     def _the_rank(self) -> TrainRank:

@@ -1,0 +1,88 @@
+"""PPO with a critic, on a real tiny model: what it learns from, what it learns, and that a checkpoint goes on with it."""
+
+import pytest
+import torch
+from training_builders import largest_difference, make_rank, stored
+
+from psrl.config.actor import OptimConfig
+from psrl.config.critic import CriticConfig, CriticOptimConfig
+from psrl.training.critic import EXPLAINED_VARIANCE
+
+GAE = {"adv_estimator": "gae"}
+
+
+def quick_critic(**settings):
+    return CriticConfig(optim=CriticOptimConfig(lr=1e-2, weight_decay=0.0), cliprange_value=10.0, **settings)
+
+
+@pytest.fixture
+def plane_and_meta(rows):
+    return stored(rows)
+
+
+def test_a_new_critic_says_0_so_that_the_returns_are_the_rewards(tiny_model, rows, plane_and_meta):
+    plane, meta = plane_and_meta
+    metrics = make_rank(tiny_model, plane, algorithm=GAE).train_step(meta, version=0)
+    tokens = [(row.tags["num_sampled"], row.tags["reward"]) for row in rows]
+    mean = sum(num * reward for num, reward in tokens) / sum(num for num, _ in tokens)
+    assert metrics["critic/return/mean"] == pytest.approx(mean, abs=1e-6), "gamma = lam = 1: each token's return is the reward at the end"
+    assert metrics["critic/error/mean"] == pytest.approx(mean, abs=1e-6)
+    assert metrics[EXPLAINED_VARIANCE] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_critic_learns_to_tell_episodes_apart(tiny_model, plane_and_meta):
+    plane, meta = plane_and_meta
+    rank = make_rank(tiny_model, plane, algorithm=GAE, critic=quick_critic(ppo_epochs=4), critic_warmup=10)
+    explained = [rank.train_step(meta, version=0)[EXPLAINED_VARIANCE] for _ in range(8)]
+    assert explained[0] == pytest.approx(0.0, abs=1e-6)
+    assert explained[-1] > 0.5
+
+
+def test_while_the_critic_warms_up_the_policy_stands_still(tiny_model, plane_and_meta):
+    plane, meta = plane_and_meta
+    rank = make_rank(tiny_model, plane, algorithm=GAE, critic=quick_critic(), critic_warmup=1)
+    before = rank.named_full_tensors()
+    metrics = rank.train_step(meta, version=0)
+    assert largest_difference(before, rank.named_full_tensors()) == 0.0
+    assert metrics["critic/grad_norm/mean"] > 0
+    assert "train/loss/value" not in metrics
+    assert rank.train_step(meta, version=1)["train/updates/count"] == 1.0
+    assert largest_difference(before, rank.named_full_tensors()) > 0.0
+
+
+def test_trajectories_without_a_loss_are_no_part_of_values_or_statistics(tiny_model, rows):
+    cut = {**rows[0].tags, "outcome": "max_tokens", "reward": 1000.0}
+    marked = [type(rows[0])(key=rows[0].key, tags=cut, columns=rows[0].columns), *rows[1:]]
+    plane, meta = stored(marked)
+    with_cut = make_rank(tiny_model, plane, algorithm=GAE, mask_truncated=True)
+    metrics = with_cut.train_step(meta, version=0)
+    plane, meta = stored(rows[1:])
+    without = make_rank(tiny_model, plane, algorithm=GAE)
+    without.train_step(meta, version=0)
+    assert metrics["train/rows_without_loss/count"] == 1
+    assert largest_difference(with_cut.named_full_tensors(), without.named_full_tensors()) < 1e-6
+
+
+def test_a_checkpoint_goes_on_with_critic_and_its_optimizer(tiny_model, plane_and_meta, tmp_path):
+    plane, meta = plane_and_meta
+    settings = {"algorithm": GAE | {"lam": 0.9}, "optim": OptimConfig(lr=1e-3, weight_decay=0.0)}
+    rank = make_rank(tiny_model, plane, critic=quick_critic(), **settings)
+    rank.train_step(meta, version=0)
+    rank.save(tmp_path / "checkpoint")
+    expected = rank.train_step(meta, version=1)
+    resumed = make_rank(tiny_model, plane, critic=quick_critic(), **settings)
+    resumed.load(tmp_path / "checkpoint")
+    metrics = resumed.train_step(meta, version=1)
+    for name in ("critic/error/mean", "critic/loss/mean", "critic/grad_norm/mean", "train/grad_norm/mean"):
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-5), name
+    assert largest_difference(rank.named_full_tensors(), resumed.named_full_tensors()) < 1e-6
+
+
+def test_any_split_into_micro_batches_teaches_a_critic_the_same(tiny_model, plane_and_meta):
+    plane, meta = plane_and_meta
+    norms = []
+    for size in (32, 4096):
+        rank = make_rank(tiny_model, plane, algorithm=GAE, critic=quick_critic(), ppo_max_token_len_per_gpu=size)
+        first = rank.train_step(meta, version=0)
+        norms.append((first["critic/grad_norm/mean"], rank.train_step(meta, version=1)["critic/loss/mean"]))
+    assert torch.allclose(torch.tensor(norms[0]), torch.tensor(norms[1]), rtol=1e-4)
