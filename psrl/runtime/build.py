@@ -242,7 +242,6 @@ def train_worker_settings(config: Config, rank: int, num_ranks: int, places: Pla
         algorithm=config.algorithm,
         critic=config.critic,
         critic_warmup=config.trainer.critic_warmup,
-        export_dtype=config.trainer.export_dtype,
         total_steps=config.trainer.total_training_steps,
         seed=config.trainer.seed,
         device=places.device(Role.TRAIN_WORKER, rank),
@@ -251,6 +250,7 @@ def train_worker_settings(config: Config, rank: int, num_ranks: int, places: Pla
         collective_timeout_s=config.psrl.deadlines.train_step_s,
         data_plane_deadline_s=config.psrl.deadlines.data_plane_s,
         startup_deadline_s=config.psrl.deadlines.startup_s,
+        export_dtype=config.trainer.export_dtype,
         import_folder=config.import_folder,
     )
 
@@ -352,8 +352,6 @@ def load_validation_tasks(config: Config, renderer: HfRenderer) -> list[Task]:
     return build_validation_tasks(config.data, prompt_tokens=_first_prompts(config, renderer).num_tokens)
 
 
-def _first_prompts(config: Config, renderer: HfRenderer) -> FirstPrompts:
-    tool_path = config.gen_actor_rollout_ref.rollout.multi_turn.tool_config_path
 def load_training_tasks(config: Config, renderer: HfRenderer) -> list[Task]:
     """The training tasks alone, each once in the order of the files.
 
@@ -363,5 +361,7 @@ def load_training_tasks(config: Config, renderer: HfRenderer) -> list[Task]:
     return build_training_tasks(config.data, prompt_tokens=_first_prompts(config, renderer).num_tokens)
 
 
+def _first_prompts(config: Config, renderer: HfRenderer) -> FirstPrompts:
+    tool_path = config.gen_actor_rollout_ref.rollout.multi_turn.tool_config_path
     tools = load_tools(tool_path, program_runner=build_interpreter(config.sandbox)) if tool_path else []
     return FirstPrompts(config, renderer, [tool.schema for tool in tools])
