@@ -14,7 +14,7 @@ from psrl.runtime.measures import validation_metrics
 from psrl.runtime.tickets import validation_tickets
 from psrl.runtime.worker_pool import WorkerPool
 from psrl.telemetry import names
-from psrl.types import Episode, GroupUid, PolicyVersion, Task
+from psrl.types import Episode, PolicyVersion, Task
 
 
 class Validation:
@@ -67,7 +67,7 @@ class Validation:
         for result in results:
             for episode in result.records:
                 self._record(episode, step)
-        sources = {GroupUid(task.uid): task.data_source for task in self._tasks}
+        sources = {result.group: task.data_source for result, task in zip(results, self._tasks, strict=True)}
         return {**validation_metrics(results, version, sources=sources), names.VAL_SECONDS: time.monotonic() - began}
 
     async def _play(self, index: int, task: Task, version: PolicyVersion, place: int | None) -> GroupResult:
