@@ -58,6 +58,7 @@ PATH_KEYS = (
 """Settings that name files: made absolute, because workers may have another working directory."""
 
 
+OWN_NAME = re.compile(r"^recipe: ", re.MULTILINE)
 UNDERSCORED_NUMBER = re.compile(r"[-+]?[\d_.]*\d_\d[\d_.]*(e[-+]?\d+)?", re.IGNORECASE)
 
 
@@ -152,16 +153,23 @@ def recipe_names() -> list[str]:
     return sorted(path.parent.name for path in RECIPES_FOLDER.glob("*/config.yaml"))
 
 
+def configuration_names() -> list[str]:
+    """Further settings of shipped recipes, such as `retool/qwen3_4b`: every other YAML file in their folders that names itself."""
+    files = (path for path in RECIPES_FOLDER.rglob("*.yaml") if path.name != "config.yaml" and OWN_NAME.search(path.read_text()))
+    return sorted(str(path.relative_to(RECIPES_FOLDER).with_suffix("")) for path in files)
+
+
 def recipe_path(recipe: str) -> Path:
     """The YAML file that `recipe` names.
 
     Raises:
         ConfigError: There is none; the message lists the shipped recipes.
     """
-    for candidate in (RECIPES_FOLDER / recipe / "config.yaml", Path(recipe) / "config.yaml", Path(recipe)):
+    shipped = (RECIPES_FOLDER / recipe / "config.yaml", RECIPES_FOLDER / f"{recipe}.yaml")
+    for candidate in (*shipped, Path(recipe) / "config.yaml", Path(recipe)):
         if recipe and candidate.is_file():
             return candidate.resolve()
-    close = difflib.get_close_matches(recipe, recipe_names(), n=1)
+    close = difflib.get_close_matches(recipe, [*recipe_names(), *configuration_names()], n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     fix = f"{hint}use one of {', '.join(recipe_names())}, or the path of a YAML file, or of a folder with config.yaml"
     raise ConfigError(key="recipe", value=recipe, rule="is no recipe of the package, no YAML file and no folder with config.yaml", fix=fix)

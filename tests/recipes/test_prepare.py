@@ -99,15 +99,17 @@ def test_answers_that_their_own_measure_calls_wrong_are_left_out_and_named_and_m
     # An unbalanced brace has no box; math-verify finds no mathematics in the second.
     wrong = [{"problem": "brace", "answer": "\\frac{1"}, {"problem": "none", "answer": "\\text{}"}]
     right = [{"problem": f"question {number}", "answer": "\\frac{1}{2}" if number == 3 else str(number)} for number in range(300)]
-    write = (tmp_path / "dapo.jsonl").write_text
+    source = tmp_path / "rows"
+    source.mkdir()
+    write = (source / "dapo.jsonl").write_text
     write("".join(json.dumps(row) + "\n" for row in [*right, *wrong]))
-    output = prepare_retool(tmp_path, tmp_path / "out", with_model=False)
+    output = prepare_retool(source, tmp_path / "out", with_model=False)
     assert len(written(output / "dapo_math_17k.jsonl")) == 300
     left_out = written(output / "left_out.jsonl")
     assert [(row["row"], row["reason"]) for row in left_out] == [(300, "gold_is_wrong"), (301, "gold_is_wrong")]
     write("".join(json.dumps(row) + "\n" for row in [*right[:50], *wrong]))
     with pytest.raises(ConfigError, match=r"2 of the 52 questions of dapo_math_17k would be left out.*gold_is_wrong"):
-        prepare_retool(tmp_path, tmp_path / "other", with_model=False)
+        prepare_retool(source, tmp_path / "other", with_model=False)
     assert not (tmp_path / "other").exists()
 
 

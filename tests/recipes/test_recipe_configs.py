@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from psrl.config.load import RECIPES_FOLDER, load_config, recipe_names
+from psrl.config.load import RECIPES_FOLDER, Purpose, configuration_names, load_config, recipe_names
 from psrl.datasets.source import build_source
+from psrl.errors import ConfigError
 from psrl.rewards.base import ScorerParts
 from psrl.rewards.scorer import build_scorer
 from psrl.sandbox import BackendSandboxes
@@ -46,6 +47,22 @@ def test_a_recipe_loads_and_its_scorer_and_name_are_its_own(recipe, ready_folder
 def test_a_recipe_has_its_pages(recipe, page):
     assert f"{recipe}" in (DOCS / recipe / f"{page}.md").read_text().splitlines()[0]
     assert (RECIPES_FOLDER / recipe / "README.md").is_file()
+
+
+@pytest.mark.parametrize("name", [name for name in configuration_names() if "/clusters/" not in name])
+def test_a_configuration_is_named_by_its_path_and_takes_the_rows_that_prepare_writes(name, ready_folder):
+    known = {"dapo_math_17k", "aime_2024", "aime_2025"}
+    config = load_config(name, purpose=Purpose.SIMULATION)
+    assert config.recipe == name.replace("/", "_")
+    files = [Path(file) for file in (*config.data.train_files, *config.data.val_files)]
+    assert {file.stem for file in files} == known
+    assert {file.parent for file in files} == {Path.cwd() / "data" / "retool"}
+    assert config.sft.output_path.endswith("-retool-sft")
+
+
+def test_a_configuration_that_is_misspelt_is_asked_after():
+    with pytest.raises(ConfigError, match="did you mean retool/qwen3_4b"):
+        load_config("retool/qwen3_4")
 
 
 @pytest.mark.parametrize("recipe", ["retool_tiny", "retool"])
