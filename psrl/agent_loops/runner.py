@@ -41,7 +41,7 @@ class EpisodeRunner:
         began = time.monotonic()
         try:
             result = await self._play(task, ticket)
-            score, result = await self._judge(task, result)
+            score, result = await judged(self._scorer, task, result, timeout_s=self._score_timeout_s)
         except asyncio.CancelledError:
             self.num_by_outcome[Outcome.ABORTED] += 1
             raise
@@ -63,20 +63,22 @@ class EpisodeRunner:
         result = await failure_or(play())
         return _failed(task, result) if isinstance(result, Failure) else result
 
-    async def _judge(self, task: Task, result: LoopResult) -> tuple[Score, LoopResult]:
-        if not result.outcome.judges_policy:
-            return NO_SCORE, result
-        score = await failure_or(within(self._scorer.score(task, result), timeout_s=self._score_timeout_s, what=f"scoring {task.uid}"))
-        if not isinstance(score, Failure):
-            return score, result
-        counts = {**result.counts, f"errors/{score.name}": 1.0}
-        return NO_SCORE, replace(result, counts=counts, error="; ".join(filter(None, (result.error, score.error))))
-
     def _loop_of(self, task: Task) -> AgentLoop:
         name = task.agent_name or self._default_loop
         if name not in self._loops:
             self._loops[name] = build_agent_loop(name, self._parts)
         return self._loops[name]
+
+
+async def judged(scorer: Scorer, task: Task, result: LoopResult, *, timeout_s: float) -> tuple[Score, LoopResult]:
+    """The score of an episode, and the result with what failed in judging it: then there is no reward."""
+    if not result.outcome.judges_policy:
+        return NO_SCORE, result
+    score = await failure_or(within(scorer.score(task, result), timeout_s=timeout_s, what=f"scoring {task.uid}"))
+    if not isinstance(score, Failure):
+        return score, result
+    counts = {**result.counts, f"errors/{score.name}": 1.0}
+    return NO_SCORE, replace(result, counts=counts, error="; ".join(filter(None, (result.error, score.error))))
 
 
 class EpisodePool:

@@ -15,6 +15,7 @@ from rich.text import Text
 from psrl.cli.doctor import doctor
 from psrl.cli.evaluate import evaluate
 from psrl.cli.prepare import OWN_OPTIONS, PrepareCommand, prepare
+from psrl.cli.regrade import regrade
 from psrl.cli.rollout import rollout
 from psrl.cli.serving import serving
 from psrl.cli.sft import sft
@@ -36,6 +37,7 @@ app.command("train")(train)
 app.command("sft")(sft)
 app.command("eval")(evaluate)
 app.command("rollout")(rollout)
+app.command("regrade")(regrade)
 app.command("prepare", cls=PrepareCommand, context_settings=OWN_OPTIONS)(prepare)
 app.command("doctor")(doctor)
 app.add_typer(serving, name="serve")

@@ -21,6 +21,8 @@ MAX_REPOS = 20
 def print_summary(summary: Any) -> None:
     """Print a summary dataclass; fields that are None or summaries themselves are left out."""
     table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")  # a path is there to be copied
     for name in (field.name for field in dataclasses.fields(summary)):
         value = getattr(summary, name)
         if value is not None and not dataclasses.is_dataclass(value) and not isinstance(value, tuple):

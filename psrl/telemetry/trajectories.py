@@ -72,7 +72,7 @@ class TrajectoryWriter:
         name = VAL_FILE if episode.ticket.is_validation else TRAIN_FILE
         if name not in self._files:
             self._files[name] = JsonLinesFile(self._folder / name)
-        self._files[name].append(_line_of(episode, step, pieces))
+        self._files[name].append(line_of(episode, step=step, pieces=pieces))
 
     def close(self) -> None:
         """Close the files; may be called twice."""
@@ -144,7 +144,8 @@ def lengths_of_turns(trajectories: Sequence[Trajectory]) -> list[int]:
     return list(lengths.values())
 
 
-def _line_of(episode: Episode, step: int, pieces: Sequence[Sequence[str]]) -> dict[str, Any]:
+def line_of(episode: Episode, *, step: int, pieces: Sequence[Sequence[str]] = ()) -> dict[str, Any]:
+    """What stands in the file for one episode; see `TrajectoryWriter.write`."""
     ticket, task, result, score = episode.ticket, episode.task, episode.result, episode.score
     assert len(pieces) in (0, len(result.trajectories)), f"{ticket.uid}: {len(pieces)} lists of pieces"
     trajectories = [_trajectory_line(trajectory) for trajectory in result.trajectories]
