@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from psrl.cli.arguments import quoted
 from psrl.config.endpoint import Endpoint, is_endpoint, read_endpoint, refuse_address_without_scheme
 from psrl.errors import ConfigError
 
@@ -39,10 +40,4 @@ def overrides_of(model: str | None) -> list[str]:
     if model is None:
         return []
     refuse_address_without_scheme(model)
-    return [f"train_actor_rollout_ref.model.path={_quoted(Path(model))}"]
-
-
-def _quoted(path: Path) -> str:
-    """For Hydra's grammar, in which a path may hold characters that mean something."""
-    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    return [f"train_actor_rollout_ref.model.path={quoted(Path(model))}"]

@@ -20,6 +20,7 @@ from psrl.config.ranges import ROLLOUTS
 from psrl.config.rollout import RolloutConfig
 from psrl.config.sandbox_checks import check_sandbox
 from psrl.config.size_checks import check_size
+from psrl.config.stored_checks import check_stored
 from psrl.config.tree import Config
 from psrl.config.vllm_checks import VLLM_KEYS, check_vllm
 from psrl.errors import ConfigError
@@ -83,6 +84,7 @@ def check_combinations(config: Config, *, is_trained: bool = True) -> None:
     check_asynchrony(config)
     check_history_thinking(config)
     check_sandbox(config)
+    check_stored(config)
     check_size(config)
     check_vllm(config)
     check_isolation(config)
@@ -152,7 +154,7 @@ def _check_data(config: Config) -> None:
     if data.train_files and data.generator.name:
         rule = "tasks come from files or from a generator, not from both"
         raise ConfigError(key="data.train_files", value=value, rule=rule, fix="set data.generator.name=null or data.train_files=[]")
-    if not data.train_files and not data.val_files and not data.generator.name:
+    if not data.train_files and not data.val_files and not data.generator.name and not data.trajectory_files:
         fix = "set data.train_files=[rows.jsonl] or data.generator.name=NAME"
         raise ConfigError(key="data.train_files", value=value, rule="no source of tasks is set", fix=fix)
     if data.generator.name and data.val_files:

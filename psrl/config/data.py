@@ -20,6 +20,8 @@ class DataConfig:
 
     train_files: list[str] = field(default_factory=list)
     """Parquet or JSONL."""
+    trajectory_files: list[str] = field(default_factory=list)
+    """Stored episodes to train on instead of playing the training tasks: psrl train --from-trajectories (docs/rollout.md)."""
     val_files: list[str] = field(default_factory=list)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     prompt_key: str = "prompt"

@@ -21,6 +21,8 @@ class Needs:
 
     train_rows: bool = True
     val_rows: bool = True
+    trajectories: bool = False
+    """Stored ones, which are trained on."""
     model: bool = True
     """Not where somebody else serves it."""
     episodes: bool = True
@@ -37,7 +39,11 @@ def check_files(config: Config, needs: Needs) -> None:
     if needs.train_rows and not (data.train_files or data.generator.name):
         fix = "set data.train_files=[rows.jsonl]; for validation alone: psrl eval"
         raise ConfigError(key="data.train_files", value=[], rule="no source of training tasks is set", fix=fix)
-    rows = (("data.train_files", data.train_files, needs.train_rows), ("data.val_files", data.val_files, needs.val_rows))
+    rows = (
+        ("data.train_files", data.train_files, needs.train_rows),
+        ("data.val_files", data.val_files, needs.val_rows),
+        ("data.trajectory_files", data.trajectory_files, needs.trajectories),
+    )
     for key, paths, are_needed in rows:
         for index, path in enumerate(paths if are_needed else ()):
             require_file(f"{key}[{index}]", path, config.recipe)

@@ -43,6 +43,7 @@ LEAVES = {leaf.key: leaf for leaf in leaves_of(Config)}
 SECTIONS = section_keys(Config)
 PATH_KEYS = (
     "data.train_files",
+    "data.trajectory_files",
     "data.val_files",
     "sft.train_files",
     "sft.output_path",
@@ -124,6 +125,8 @@ def load_config(recipe: str, overrides: Sequence[str] = (), *, purpose: Purpose 
     check_combinations(config, is_trained=purpose not in UNTRAINED)
     check_deployment(config)
     needs = NEEDS[purpose]
+    if purpose in (Purpose.TRAIN, Purpose.DRY_RUN) and config.data.trajectory_files:
+        needs = Needs(train_rows=False, trajectories=True)
     is_elsewhere = purpose is Purpose.DRY_RUN and config.psrl.deployment.num_nodes > 0
     if needs is not None and not is_elsewhere:
         check_files(config, needs)

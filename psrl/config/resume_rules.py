@@ -24,6 +24,7 @@ FIXED: dict[str, str] = {
     "data.generator.seed": _TASKS,
     "data.prompt_key": _TASKS,
     "data.train_max_samples": _TASKS,
+    "data.trajectory_files": _TASKS,
     "data.max_prompt_length": _TASKS,
     "data.filter_overlong_prompts": _TASKS,
     "data.max_bad_rows": _TASKS,

@@ -71,10 +71,9 @@ class TaskSource:
         Raises:
             CheckpointError: No task of this data has it.
         """
-        match = _TRAIN_UID.fullmatch(uid)
-        if match is None or int(match["row"]) >= len(self._train):
+        if _TRAIN_UID.fullmatch(uid) is None or row_of(uid) >= len(self._train):
             raise CheckpointError(f"{uid} is none of the {len(self._train)} training tasks")
-        return replace(self._train[int(match["row"])], uid=TaskUid(uid))
+        return replace(self._train[row_of(uid)], uid=TaskUid(uid))
 
     def validation_tasks(self) -> list[Task]:
         """All of them, in the order of the files; uids are `val-0-<row>`."""
@@ -114,6 +113,13 @@ class TaskSource:
 
     def _order_of(self, epoch: int) -> list[int]:
         return _order_of(epoch, num_train=len(self._train), seed=self._seed, shuffle=self._shuffle)
+
+
+def row_of(uid: str) -> int:
+    """Index of the training task that a source calls `train-<epoch>-<row>`."""
+    match = _TRAIN_UID.fullmatch(uid)
+    assert match is not None, f"{uid} is no uid of a training task"
+    return int(match["row"])
 
 
 def uids_given(state: Mapping[str, Any]) -> list[TaskUid]:

@@ -6,10 +6,11 @@ import asyncio
 from datetime import datetime
 from pathlib import Path
 
+from psrl.chat.renderer import HfRenderer
 from psrl.config.load import to_yaml
 from psrl.config.tree import Config
 from psrl.datasets.source import TaskSource
-from psrl.runtime.build import Cluster, load_tasks, run_renderer
+from psrl.runtime.build import Cluster, load_tasks, load_validation_tasks, run_renderer
 from psrl.runtime.lifetime import run_with_processes
 from psrl.runtime.loops.run import RunLoops
 from psrl.runtime.names import resolve_names
@@ -17,9 +18,10 @@ from psrl.runtime.recovery import restore_rows, restore_train_workers, save_chec
 from psrl.runtime.resume import Resumed, resume_run
 from psrl.runtime.resume_point import ResumePoint
 from psrl.runtime.run_record import RunRecord, TrainSummary
+from psrl.runtime.stored_groups import StoredGroups, StoredPlayer
 from psrl.runtime.supervision import answer_of
 from psrl.telemetry.run_folder import RunFolder
-from psrl.types import PolicyVersion
+from psrl.types import PolicyVersion, Task
 
 EXPORT_DEADLINE_S = 600.0
 
@@ -32,7 +34,8 @@ def train(config: Config, *, resume_from: Path | None) -> TrainSummary:
     """
     resolve_names(config)
     renderer = run_renderer(config)
-    source = load_tasks(config, renderer)
+    stored = StoredGroups.of(config) if config.data.trajectory_files else None
+    source = load_tasks(config, renderer) if stored is None else stored.source(config, _validation_tasks(config, renderer))
     if resume_from is None:
         folder = RunFolder.create(Path(config.trainer.default_local_dir), config.recipe, datetime.now())
         folder.hold()
@@ -45,17 +48,34 @@ def train(config: Config, *, resume_from: Path | None) -> TrainSummary:
     with RunRecord(config, folder, first_step=point.step, decode=renderer.decode) as record:
         for note in resumed.notes if resumed is not None else ():
             record.note(note)
-        return asyncio.run(Controller(config, record, source=source, point=point, resumed=resumed).run())
+        if stored is not None:
+            record.note(str(stored))
+        return asyncio.run(Controller(config, record, source=source, stored=stored, point=point, resumed=resumed).run())
+
+
+def _validation_tasks(config: Config, renderer: HfRenderer) -> list[Task]:
+    """None where the settings name none."""
+    return load_validation_tasks(config, renderer) if config.data.val_files or config.data.generator.name else []
 
 
 class Controller:
     """One run, from its processes' start to their end."""
 
-    def __init__(self, config: Config, record: RunRecord, *, source: TaskSource, point: ResumePoint, resumed: Resumed | None) -> None:
-        """`point` is where the run begins; `resumed` has its checkpoint, None for a fresh start."""
+    def __init__(
+        self,
+        config: Config,
+        record: RunRecord,
+        *,
+        source: TaskSource,
+        stored: StoredGroups | None,
+        point: ResumePoint,
+        resumed: Resumed | None,
+    ) -> None:
+        """`stored` is trained on instead of playing; `point` is where the run begins; `resumed` has its checkpoint, None: a fresh start."""
         self._config = config
         self._record = record
         self._source = source
+        self._stored = stored
         self._point = point
         self._resumed = resumed
         self._saved_step = None if resumed is None else point.step
@@ -74,7 +94,15 @@ class Controller:
             await cluster.push_weights(self._point.version, deadlines.weight_sync_s)
         is_validated = resumed is not None and resumed.is_validated
         loops = RunLoops(
-            config, cluster, self._source, self._record, point=self._point, is_validated=is_validated, save=self._save, stop=stop
+            config,
+            cluster,
+            self._source,
+            self._record,
+            player=cluster.workers if self._stored is None else StoredPlayer(self._stored, cluster.data_plane),
+            point=self._point,
+            is_validated=is_validated,
+            save=self._save,
+            stop=stop,
         )
         self._point = await loops.run()
         if self._point.step != self._saved_step:

@@ -85,7 +85,7 @@ class Driver:
         self.feed = FeedLoop(
             source=self.source,
             board=self.board,
-            workers=self.players,
+            player=self.players,
             arrivals=arrivals,
             rollout_n=2,
             redundant_episodes=0,

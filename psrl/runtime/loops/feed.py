@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from psrl.datasets.source import TaskSource
 from psrl.runtime.board import Board, Candidate
 from psrl.runtime.groups import GroupRequest, GroupResult
 from psrl.runtime.tickets import training_tickets
-from psrl.runtime.worker_pool import WorkerPool
 from psrl.staleness import Admission
 from psrl.types import Task
+
+
+class GroupPlayer(Protocol):
+    """Who turns a request into a group that has ended: the agent workers, or a store of what they once played."""
+
+    async def play(self, request: GroupRequest, *, what: str, deadline_s: float) -> GroupResult:
+        """The group; its rows are in the data plane."""
 
 
 class FeedLoop:
@@ -29,7 +35,7 @@ class FeedLoop:
         *,
         source: TaskSource,
         board: Board,
-        workers: WorkerPool,
+        player: GroupPlayer,
         arrivals: asyncio.Queue[GroupResult],
         rollout_n: int,
         redundant_episodes: int,
@@ -40,7 +46,7 @@ class FeedLoop:
         """`rollout_n` members of a group are kept, `redundant_episodes` more are played."""
         self._source = source
         self._board = board
-        self._workers = workers
+        self._player = player
         self._arrivals = arrivals
         self._rollout_n = rollout_n
         self._redundant_episodes = redundant_episodes
@@ -83,7 +89,7 @@ class FeedLoop:
         request = GroupRequest(
             task=task, tickets=tickets, num_needed=self._rollout_n, wants_records=self._wants_records(), attempt=admission.attempt
         )
-        result = await self._workers.play(request, what=f"group {task.uid}", deadline_s=self._group_deadline_s)
+        result = await self._player.play(request, what=f"group {task.uid}", deadline_s=self._group_deadline_s)
         await self._arrivals.put(result)
 
 

@@ -23,7 +23,7 @@ from psrl.runtime.build import Cluster, group_deadline_s, make_validation
 from psrl.runtime.groups import GroupResult
 from psrl.runtime.lifetime import unless_stopped
 from psrl.runtime.loops.assemble import AssembleLoop
-from psrl.runtime.loops.feed import FeedLoop
+from psrl.runtime.loops.feed import FeedLoop, GroupPlayer
 from psrl.runtime.loops.stall import StallLoop
 from psrl.runtime.loops.sync import SyncLoop
 from psrl.runtime.loops.tend import EndLoop, TendLoop
@@ -53,12 +53,13 @@ class RunLoops:
         source: TaskSource,
         record: RunRecord,
         *,
+        player: GroupPlayer,
         point: ResumePoint,
         is_validated: bool,
         save: Save,
         stop: asyncio.Event,
     ) -> None:
-        """`point` is where the run begins; `is_validated`: its weights were validated before."""
+        """`player` plays what is trained on; `point` is where the run begins; `is_validated`: its weights were validated before."""
         self._config = config
         self._cluster = cluster
         self._source = source
@@ -73,7 +74,7 @@ class RunLoops:
         self._feed = FeedLoop(
             source=source,
             board=self._board,
-            workers=cluster.workers,
+            player=player,
             arrivals=arrivals,
             rollout_n=config.psrl.rollout_n,
             redundant_episodes=config.psrl.redundant_episodes,
