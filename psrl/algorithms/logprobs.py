@@ -50,7 +50,9 @@ def chosen_logprobs(
         Logits [0, ln 3] at temperature 1: the second token has logprob ln(3/4), the entropy is 0.5623.
     """
     chunk = max(1, max_chunk_logits // weight_VH.shape[0])
-    logprobs_N, entropy_N = _ChunkedScore.apply(hidden_NH, weight_VH, bias_V, chosen_N, temperatures_N, chunk)
+    logprobs_N, entropy_N = _ChunkedScore.apply(  # type: ignore[no-untyped-call]
+        hidden_NH, weight_VH, bias_V, chosen_N, temperatures_N, chunk
+    )
     return logprobs_N, entropy_N if entropy_needs_grad else entropy_N.detach()
 
 
@@ -85,7 +87,7 @@ class _ChunkedScore(torch.autograd.Function):
         return logprobs_N, entropy_N
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_logprobs_N: Tensor, grad_entropy_N: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, chosen_N, temperatures_N, normaliser_N, entropy_N = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]

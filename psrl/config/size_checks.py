@@ -10,7 +10,8 @@ from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
 MODEL = "train_actor_rollout_ref.model"
-FSDP = "train_actor_rollout_ref.actor.fsdp_config"
+ACTOR = "train_actor_rollout_ref.actor"
+FSDP = f"{ACTOR}.fsdp_config"
 _DEFAULTS = {leaf.key: leaf.default for leaf in leaves_of(Config)}
 
 
@@ -24,6 +25,9 @@ def check_size(config: Config) -> None:
     _check_sharding(config)
     _check_offload(config)
     _check_adapter(config)
+    if not config.train_actor_rollout_ref.actor.use_remove_padding:
+        keys, key = [f"{ACTOR}.use_prefix_grouper"], f"{ACTOR}.use_remove_padding"
+        _refuse_dead(config, keys, because=f"{key}=false", fix=f"set {key}=true")
 
 
 def is_sharded(config: Config) -> bool:

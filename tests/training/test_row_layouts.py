@@ -103,7 +103,8 @@ def test_the_gradient_of_a_rows_logprobs_reaches_its_own_tokens_only(policy, arr
     logprobs, _ = policy(inputs.input_ids, inputs.states, inputs.chosen, torch.ones(len(inputs.chosen)), layout=inputs.layout)
     hook.remove()
     places = list(itertools.accumulate((int(mask.sum()) for _, mask in rows), initial=0))
-    for number, (ids, _) in enumerate(rows):
+    for number in (0, 7, 13):
+        ids, _ = rows[number]
         embedded[-1].grad = None
         logprobs[places[number] : places[number + 1]].sum().backward(retain_graph=True)
         reached = embedded[-1].grad.abs().sum(-1).flatten().nonzero().squeeze(1)
