@@ -11,7 +11,7 @@ from psrl.errors import ConfigError
 
 
 def view(
-    run: Annotated[Path, typer.Argument(help="A run folder: runs/<recipe>/<start time>.")],
+    run: Annotated[Path, typer.Argument(help="A run folder: runs/<recipe>/<start time>; or a file trajectories/*.jsonl of one.")],
     episode: Annotated[int | None, typer.Option("--episode", "-n", help="Number of the episode to show whole.")] = None,
     validation: Annotated[bool, typer.Option("--val", help="Validation episodes instead of training ones.")] = False,
     step: Annotated[int | None, typer.Option("--step", help="Only episodes of this step.")] = None,
@@ -20,13 +20,9 @@ def view(
     from rich.console import Console
 
     from psrl.cli.episodes import episode_table, print_episode
-    from psrl.telemetry.run_folder import RunFolder
-    from psrl.telemetry.trajectories import TRAIN_FILE, VAL_FILE, read_trajectories
+    from psrl.telemetry.trajectories import read_trajectories
 
-    path = RunFolder.open(run).trajectories / (VAL_FILE if validation else TRAIN_FILE)
-    if not path.is_file():
-        other = "leave --val out" if validation else "add --val for validation episodes"
-        raise ConfigError(key="RUN", value=str(run), rule=f"holds no {path.name}", fix=f"{other}, or name another run")
+    path = run if run.is_file() else _file_of(run, validation=validation)
     records = [(number, record) for number, record in enumerate(read_trajectories(path)) if step is None or record.step == step]
     console = Console()
     if episode is None:
@@ -39,3 +35,14 @@ def view(
             key="--episode", value=episode, rule=f"is not among the episodes shown ({numbers})", fix="leave it out for a list"
         )
     print_episode(console, chosen[0])
+
+
+def _file_of(run: Path, *, validation: bool) -> Path:
+    from psrl.telemetry.run_folder import RunFolder
+    from psrl.telemetry.trajectories import TRAIN_FILE, VAL_FILE
+
+    path = RunFolder.open(run).trajectories / (VAL_FILE if validation else TRAIN_FILE)
+    if not path.is_file():
+        other = "leave --val out" if validation else "add --val for validation episodes"
+        raise ConfigError(key="RUN", value=str(run), rule=f"holds no {path.name}", fix=f"{other}, or name another run")
+    return path

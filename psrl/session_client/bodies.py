@@ -16,20 +16,15 @@ from psrl.types import (
     FinishReason,
     Generation,
     GroupUid,
-    Message,
     Outcome,
     PolicyVersion,
-    Role,
     SamplingContract,
     SessionId,
     SessionLimits,
     SessionRecord,
     SessionSpec,
-    Step,
-    ToolCall,
-    Trajectory,
-    TrajectoryUid,
 )
+from psrl.types.json_form import message_from_json, message_to_json, trajectory_from_json, trajectory_to_json
 
 
 def spec_to_json(spec: SessionSpec) -> dict[str, Any]:
@@ -69,9 +64,9 @@ def record_to_json(record: SessionRecord) -> dict[str, Any]:
     return {
         "id": record.id,
         "uid": record.uid,
-        "trajectories": [_trajectory_to_json(trajectory) for trajectory in record.trajectories],
+        "trajectories": [trajectory_to_json(trajectory) for trajectory in record.trajectories],
         "paths": record.paths,
-        "messages": [message.to_template() for message in record.messages],
+        "messages": [message_to_json(message) for message in record.messages],
         "turn_texts": list(record.turn_texts),
         "num_turns": record.num_turns,
         "end": record.end,
@@ -91,9 +86,9 @@ def record_from_json(raw: Any) -> SessionRecord:
         return SessionRecord(
             id=SessionId(raw["id"]),
             uid=EpisodeUid(raw["uid"]),
-            trajectories=tuple(_trajectory_from_json(entry) for entry in raw["trajectories"]),
+            trajectories=tuple(trajectory_from_json(entry) for entry in raw["trajectories"]),
             paths=tuple(tuple(path) for path in raw["paths"]),
-            messages=tuple(_message_from_json(entry) for entry in raw["messages"]),
+            messages=tuple(message_from_json(entry) for entry in raw["messages"]),
             turn_texts=tuple(raw["turn_texts"]),
             num_turns=raw["num_turns"],
             end=None if raw["end"] is None else Outcome(raw["end"]),
@@ -125,29 +120,3 @@ def generation_of(answer: Any, *, latency_s: float) -> Generation:
         )
     except (KeyError, IndexError, TypeError) as error:
         raise GatewayError(f"the gateway gave no ids of a turn: {type(error).__name__}: {error} in {answer!r:.300}") from error
-
-
-def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
-    fields = [entry.name for entry in dataclasses.fields(Step) if entry.name != "action"]
-    return {"uid": trajectory.uid, "steps": [{name: getattr(step, name) for name in fields} for step in trajectory.steps]}
-
-
-def _trajectory_from_json(raw: dict[str, Any]) -> Trajectory:
-    trajectory = Trajectory(uid=TrajectoryUid(raw["uid"]))
-    for step in raw["steps"]:
-        trajectory.append(Step(**step))
-    return trajectory
-
-
-def _message_from_json(raw: dict[str, Any]) -> Message:
-    return Message(
-        role=Role(raw["role"]),
-        content=raw["content"],
-        tool_calls=tuple(
-            ToolCall(id=call["id"], name=call["function"]["name"], arguments=call["function"]["arguments"])
-            for call in raw.get("tool_calls", ())
-        ),
-        tool_call_id=raw.get("tool_call_id"),
-        name=raw.get("name"),
-        reasoning=raw.get("reasoning_content"),
-    )

@@ -7,7 +7,6 @@ looks at stored episodes, grades them again or trains on them uses it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,20 +20,16 @@ from psrl.types import (
     EpisodeUid,
     GroupUid,
     LoopResult,
-    Message,
     Outcome,
     PolicyVersion,
-    Role,
     Score,
-    Step,
     Submission,
     Task,
     TaskUid,
     Timings,
-    ToolCall,
     Trajectory,
-    TrajectoryUid,
 )
+from psrl.types.json_form import message_from_json, message_to_json, trajectory_from_json, trajectory_to_json
 
 TRAIN_FILE = "train.jsonl"
 VAL_FILE = "val.jsonl"
@@ -148,7 +143,9 @@ def line_of(episode: Episode, *, step: int, pieces: Sequence[Sequence[str]] = ()
     """What stands in the file for one episode; see `TrajectoryWriter.write`."""
     ticket, task, result, score = episode.ticket, episode.task, episode.result, episode.score
     assert len(pieces) in (0, len(result.trajectories)), f"{ticket.uid}: {len(pieces)} lists of pieces"
-    trajectories = [_trajectory_line(trajectory) for trajectory in result.trajectories]
+    trajectories = [trajectory_to_json(trajectory) for trajectory in result.trajectories]
+    for line in trajectories:
+        line["logprobs"] = [_as_float32(value) for value in line["logprobs"]]
     for line, texts in zip(trajectories, pieces, strict=False):
         assert len(texts) == len(line["ids"]), f"{line['uid']}: {len(texts)} pieces for {len(line['ids'])} tokens"
         line["pieces"] = list(texts)
@@ -165,7 +162,7 @@ def line_of(episode: Episode, *, step: int, pieces: Sequence[Sequence[str]] = ()
         "agent": task.agent_name,
         "env_class": task.env_class,
         "data_class": task.data_class,
-        "prompt": [_message_line(message) for message in task.prompt],
+        "prompt": [message_to_json(message) for message in task.prompt],
         "ground_truth": task.ground_truth,
         "extra_info": task.extra_info,
         "outcome": result.outcome.value,
@@ -173,7 +170,7 @@ def line_of(episode: Episode, *, step: int, pieces: Sequence[Sequence[str]] = ()
         "reward": score.reward,
         "accuracy": score.accuracy,
         "parts": score.parts,
-        "messages": [_message_line(message) for message in result.messages],
+        "messages": [message_to_json(message) for message in result.messages],
         "turn_texts": result.turn_texts,
         "step_rewards": result.step_rewards,
         "counts": result.counts,
@@ -184,38 +181,9 @@ def line_of(episode: Episode, *, step: int, pieces: Sequence[Sequence[str]] = ()
     }
 
 
-def _trajectory_line(trajectory: Trajectory) -> dict[str, Any]:
-    return {
-        "uid": trajectory.uid,
-        "ids": trajectory.ids(),
-        "loss_mask": trajectory.loss_mask(),
-        "logprobs": [_as_float32(value) for value in trajectory.logprobs()],
-        "versions": trajectory.versions(),
-        "turns": [
-            {
-                "num_observed": len(step.observation_ids),
-                "num_sampled": len(step.sampled_ids),
-                "temperature": step.temperature,
-                "finish_reason": step.finish_reason,
-            }
-            for step in trajectory.steps
-        ],
-    }
-
-
 def _as_float32(value: float) -> float:
     """Nine digits: what the data plane makes of it (float32) is the same before and after the file."""
     return float(f"{value:.9g}")
-
-
-def _message_line(message: Message) -> dict[str, Any]:
-    line: dict[str, Any] = {"role": message.role.value, "content": message.content}
-    if message.tool_calls:
-        line["tool_calls"] = [{"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls]
-    for key, value in (("tool_call_id", message.tool_call_id), ("name", message.name), ("reasoning", message.reasoning)):
-        if value is not None:
-            line[key] = value
-    return line
 
 
 def _checked_record(line: Any, path: Path, where: str, *, offset: int) -> EpisodeRecord:
@@ -240,7 +208,7 @@ def _record_of(line: dict[str, Any], offset: int) -> EpisodeRecord:
     )
     task = Task(
         uid=TaskUid(line["task"]),
-        prompt=tuple(_message_of(message) for message in line["prompt"]),
+        prompt=tuple(message_from_json(message) for message in line["prompt"]),
         data_source=line["data_source"],
         ground_truth=line["ground_truth"],
         extra_info=line["extra_info"],
@@ -250,8 +218,8 @@ def _record_of(line: dict[str, Any], offset: int) -> EpisodeRecord:
     )
     result = LoopResult(
         outcome=Outcome(line["outcome"]),
-        trajectories=tuple(_trajectory_of(trajectory) for trajectory in line["trajectories"]),
-        messages=tuple(_message_of(message) for message in line["messages"]),
+        trajectories=tuple(trajectory_from_json(trajectory) for trajectory in line["trajectories"]),
+        messages=tuple(message_from_json(message) for message in line["messages"]),
         turn_texts=tuple(line["turn_texts"]),
         step_rewards=tuple(line["step_rewards"]),
         counts=line["counts"],
@@ -263,40 +231,3 @@ def _record_of(line: dict[str, Any], offset: int) -> EpisodeRecord:
     pieces = tuple(tuple(trajectory["pieces"]) for trajectory in line["trajectories"] if "pieces" in trajectory)
     episode = Episode(ticket=ticket, task=task, result=result, score=score, timings=Timings(**line["timings"]))
     return EpisodeRecord(step=line["step"], episode=episode, pieces=pieces, offset=offset)
-
-
-def _trajectory_of(line: dict[str, Any]) -> Trajectory:
-    trajectory = Trajectory(uid=TrajectoryUid(line["uid"]))
-    num_tokens = sum(turn["num_observed"] + turn["num_sampled"] for turn in line["turns"])
-    lengths = {name: len(line[name]) for name in ("ids", "loss_mask", "logprobs", "versions")}
-    if set(lengths.values()) != {num_tokens}:
-        raise ValueError(f"the turns of {trajectory.uid} have {num_tokens} tokens, its columns {lengths}")
-    start = 0
-    for turn in line["turns"]:
-        middle = start + turn["num_observed"]
-        end = middle + turn["num_sampled"]
-        trajectory.append(
-            Step(
-                observation_ids=line["ids"][start:middle],
-                sampled_ids=line["ids"][middle:end],
-                # JSON has no NaN: null comes back as what it was.
-                logprobs=[math.nan if value is None else value for value in line["logprobs"][middle:end]],
-                policy_versions=line["versions"][middle:end],
-                temperature=turn["temperature"],
-                finish_reason=turn["finish_reason"],
-            )
-        )
-        start = end
-    return trajectory
-
-
-def _message_of(line: dict[str, Any]) -> Message:
-    calls = line.get("tool_calls", ())
-    return Message(
-        role=Role(line["role"]),
-        content=line["content"],
-        tool_calls=tuple(ToolCall(id=call["id"], name=call["name"], arguments=call["arguments"]) for call in calls),
-        tool_call_id=line.get("tool_call_id"),
-        name=line.get("name"),
-        reasoning=line.get("reasoning"),
-    )
