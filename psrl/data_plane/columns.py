@@ -46,7 +46,7 @@ class TrajectoryTags(TypedDict):
     group: str
     episode: str
     reward: float
-    """Never None here: an episode without reward is not put into the data plane's training partition."""
+    """Never None here: an episode without reward is not put into the data plane."""
     outcome: str
     admitted_version: int
     """V_traj, as the episode was admitted."""

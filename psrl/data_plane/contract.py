@@ -1,6 +1,6 @@
 """What the data plane promises: ragged rows by trajectory uid, fetched by column, cleared by key.
 
-Everything that travels is in `columns.py`. Controllers hold `KVBatchMeta` (keys, tags, partition) and never tensors.
+Everything that travels is in `columns.py`. Controllers hold `KVBatchMeta` (keys, tags) and never tensors.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Protocol
 
 import torch
@@ -20,11 +19,8 @@ from psrl.types import Episode, PolicyVersion, Trajectory
 DTYPES = {"int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "float32": torch.float32}
 
 
-class Partition(StrEnum):
-    """Where rows lie."""
-
-    TRAIN = "train"
-    VAL = "val"
+PARTITION = "train"
+"""Where all rows lie, in TransferQueue's words: only what is trained on travels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +107,7 @@ class DataPlane(Protocol):
     """Rows by key. All calls block for at most the deadline that the implementation was given."""
 
     @abstractmethod
-    def put(self, rows: Sequence[TrajectoryRow], partition: Partition = Partition.TRAIN) -> KVBatchMeta:
+    def put(self, rows: Sequence[TrajectoryRow]) -> KVBatchMeta:
         """Store rows; a key that is there already gets the new row (a retried episode keeps its uid).
 
         Raises:
@@ -119,7 +115,7 @@ class DataPlane(Protocol):
         """
 
     @abstractmethod
-    def fetch(self, keys: Sequence[str], columns: Sequence[str], partition: Partition = Partition.TRAIN) -> list[dict[str, torch.Tensor]]:
+    def fetch(self, keys: Sequence[str], columns: Sequence[str]) -> list[dict[str, torch.Tensor]]:
         """[one dict of 1-D tensors per key, in the order of `keys`], only the columns asked for.
 
         Raises:
@@ -127,9 +123,9 @@ class DataPlane(Protocol):
         """
 
     @abstractmethod
-    def keys(self, partition: Partition = Partition.TRAIN) -> list[str]:
-        """Every key in a partition, in no order that counts."""
+    def keys(self) -> list[str]:
+        """Every key, in no order that counts."""
 
     @abstractmethod
-    def clear(self, keys: Sequence[str], partition: Partition = Partition.TRAIN) -> None:
+    def clear(self, keys: Sequence[str]) -> None:
         """Forget rows; keys that are not there are ignored."""

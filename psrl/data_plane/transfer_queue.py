@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from psrl.config.transfer_queue import TransferQueueConfig
-from psrl.data_plane.contract import KVBatchMeta, Partition, TrajectoryRow
+from psrl.data_plane.contract import PARTITION, KVBatchMeta, TrajectoryRow
 from psrl.data_plane.memory import meta_of
 from psrl.errors import DataPlaneError
 from psrl.telemetry.flow import Flow
@@ -73,9 +73,9 @@ class TransferQueueDataPlane:
         """Attach to the controller that the run's first process made."""
         self._within("connect", tq.init, self._startup_deadline_s)
 
-    def put(self, rows: Sequence[TrajectoryRow], partition: Partition = Partition.TRAIN) -> KVBatchMeta:
+    def put(self, rows: Sequence[TrajectoryRow]) -> KVBatchMeta:
         """Store rows as jagged columns, in one call."""
-        meta = meta_of(rows, partition)
+        meta = meta_of(rows)
         if not rows:
             return meta
         fields = TensorDict(
@@ -83,17 +83,17 @@ class TransferQueueDataPlane:
             batch_size=len(rows),
         )
         began = time.perf_counter()
-        self._within(f"put of {len(rows)} rows", lambda: tq.kv_batch_put(meta.keys, partition.value, fields=fields, tags=meta.tags))
+        self._within(f"put of {len(rows)} rows", lambda: tq.kv_batch_put(meta.keys, PARTITION, fields=fields, tags=meta.tags))
         self.flow.add(sum(column.nbytes for row in rows for column in row.columns.values()), time.perf_counter() - began)
         return meta
 
-    def fetch(self, keys: Sequence[str], columns: Sequence[str], partition: Partition = Partition.TRAIN) -> list[dict[str, torch.Tensor]]:
+    def fetch(self, keys: Sequence[str], columns: Sequence[str]) -> list[dict[str, torch.Tensor]]:
         """Columns of the rows, in the order of `keys`."""
         if not keys:
             return []
         began = time.perf_counter()
         batch = self._within(
-            f"fetch of {len(keys)} rows ({keys[0]}, ...)", lambda: tq.kv_batch_get(list(keys), partition.value, select_fields=list(columns))
+            f"fetch of {len(keys)} rows ({keys[0]}, ...)", lambda: tq.kv_batch_get(list(keys), PARTITION, select_fields=list(columns))
         )
         absent = [column for column in columns if column not in batch.keys()]  # noqa: SIM118 - a TensorDict is not a dict
         if absent:
@@ -102,15 +102,15 @@ class TransferQueueDataPlane:
         self.flow.add(sum(tensor.nbytes for column in parts.values() for tensor in column), time.perf_counter() - began)
         return [{column: parts[column][row] for column in columns} for row in range(len(keys))]
 
-    def keys(self, partition: Partition = Partition.TRAIN) -> list[str]:
-        """Every key of a partition."""
-        listed = self._within("list", lambda: tq.kv_list(partition.value))
-        return list(listed[partition.value]) if partition.value in listed else []
+    def keys(self) -> list[str]:
+        """Every key."""
+        listed = self._within("list", lambda: tq.kv_list(PARTITION))
+        return list(listed[PARTITION]) if PARTITION in listed else []
 
-    def clear(self, keys: Sequence[str], partition: Partition = Partition.TRAIN) -> None:
+    def clear(self, keys: Sequence[str]) -> None:
         """Forget rows."""
         if keys:
-            self._within(f"clear of {len(keys)} rows", lambda: tq.kv_clear(list(keys), partition.value))
+            self._within(f"clear of {len(keys)} rows", lambda: tq.kv_clear(list(keys), PARTITION))
 
     def give_up(self) -> None:
         """Calls in flight fail now instead of at their deadlines: the run ends, and perhaps nobody is there to answer them."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from psrl.config.endpoint import Endpoint
 from psrl.config.load import to_yaml
 from psrl.config.tree import Config
-from psrl.data_plane import Partition
 from psrl.data_plane.memory import meta_of
 from psrl.datasets.source import build_validation_tasks
 from psrl.runtime.endpoint import look_at
@@ -129,5 +128,5 @@ class EndpointEvaluation:
                 outcome, unit = episode.result.outcome, f"{name_of(task)} {member.ticket.uid}"
                 errors.record_text(outcome.value, episode.result.error, is_retryable=outcome is Outcome.INFRA_ERROR, unit=unit, step=0)
         summaries = tuple(map(summary_of, members))
-        self.groups.append(GroupResult(group=GroupUid(task.uid), summaries=summaries, meta=meta_of([], Partition.TRAIN), records=()))
+        self.groups.append(GroupResult(group=GroupUid(task.uid), summaries=summaries, meta=meta_of([]), records=()))
         progress.done(self._so_far(worker))

@@ -20,7 +20,7 @@ from psrl.config.reward import CustomRewardFunctionConfig, RewardConfig
 from psrl.config.rollout import RolloutConfig
 from psrl.config.rollout_gateway import RolloutGatewayConfig
 from psrl.config.sandbox import SandboxConfig, engine_url_of
-from psrl.data_plane import DataPlane, KVBatchMeta, Partition, oldest_version_of, rows_of
+from psrl.data_plane import DataPlane, KVBatchMeta, oldest_version_of, rows_of
 from psrl.data_plane.memory import meta_of
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpGenerator
@@ -282,7 +282,7 @@ class AgentWorker:
         kept = [] if is_cancelled else [member.episode for member in members if member.episode is not None]
         is_trained_on = request.wants_rows and not request.tickets[0].is_validation
         rows = [row for episode in kept for row in rows_of(episode)] if is_trained_on else []
-        meta = await asyncio.to_thread(self._data_plane.put, rows) if rows else meta_of([], Partition.TRAIN)
+        meta = await asyncio.to_thread(self._data_plane.put, rows) if rows else meta_of([])
         judged = [episode for episode in kept if episode.score.reward is not None]
         versions = [version for episode in judged if (version := oldest_version_of(episode)) is not None]
         return GroupResult(

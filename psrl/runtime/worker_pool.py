@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from psrl.data_plane import DataPlane, Partition
+from psrl.data_plane import DataPlane
 from psrl.data_plane.memory import meta_of
 from psrl.errors import ActorDiedError, DeadlineError
 from psrl.runtime.group_play import EndHow
@@ -151,5 +151,5 @@ def lost_group(request: GroupRequest, *, error: str) -> GroupResult:
     """Of a group that nobody could play: every member ended `infra_error`."""
     summaries = tuple(summary_without_episode(ticket, Outcome.INFRA_ERROR, error=error) for ticket in request.tickets)
     return GroupResult(
-        group=request.tickets[0].group, summaries=summaries, meta=meta_of([], Partition.TRAIN), records=(), attempt=request.attempt
+        group=request.tickets[0].group, summaries=summaries, meta=meta_of([]), records=(), attempt=request.attempt
     )

@@ -9,7 +9,7 @@ import ray
 import torch
 
 from psrl.config.transfer_queue import TransferQueueConfig
-from psrl.data_plane import COLUMN_NAMES, MemoryDataPlane, Partition, rows_of
+from psrl.data_plane import COLUMN_NAMES, MemoryDataPlane, rows_of
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.errors import DataPlaneError
 from psrl.types import Episode, EpisodeTicket, LoopResult, Outcome, Score, Step, Task, Timings, Trajectory
@@ -114,13 +114,6 @@ def test_a_key_that_is_put_again_gets_the_new_row(plane):
     plane.put(rows_of(episode("a", reward=0.5, steps=[([9], [9, 9])])))
     assert plane.keys() == ["a-t0"]
     assert plane.fetch(["a-t0"], ["input_ids"])[0]["input_ids"].tolist() == [9, 9, 9]
-
-
-def test_partitions_do_not_see_each_other(plane):
-    plane.put(rows_of(LONG), Partition.VAL)
-    assert plane.keys(Partition.TRAIN) == []
-    assert plane.keys(Partition.VAL) == ["a-t0"]
-    plane.clear(["a-t0"], Partition.VAL)
 
 
 def test_an_episode_without_reward_makes_no_row():

@@ -7,7 +7,7 @@ import pytest
 
 from psrl.config.algorithm import FilterGroupsConfig
 from psrl.config.psrl_section import PsrlConfig
-from psrl.data_plane import MemoryDataPlane, Partition
+from psrl.data_plane import MemoryDataPlane
 from psrl.data_plane.memory import meta_of
 from psrl.errors import TooManyFailuresError
 from psrl.runtime.board import Board, Candidate
@@ -38,7 +38,7 @@ def episode(uid: str, reward: float | None, num_retries: int = 0) -> EpisodeSumm
 
 
 def group(uid: str, *episodes: EpisodeSummary) -> GroupResult:
-    return GroupResult(group=uid, summaries=episodes, meta=meta_of([], Partition.TRAIN), records=())
+    return GroupResult(group=uid, summaries=episodes, meta=meta_of([]), records=())
 
 
 async def assembled(folder, results: list[GroupResult], *, settings=None, filter_groups=None, num_kept: int) -> tuple[list[str], dict]:

@@ -6,7 +6,6 @@ import time
 import pytest
 
 from psrl.config.psrl_section import PsrlConfig
-from psrl.data_plane import Partition
 from psrl.data_plane.memory import meta_of
 from psrl.runtime.board import SURPLUS, Board, Candidate, Unwanted
 from psrl.runtime.groups import GroupResult
@@ -20,7 +19,7 @@ TOO_LONG = Unwanted(fate=Fate.NULL, may_come_again=True)
 
 
 def result(group: str, oldest: int = 0) -> GroupResult:
-    return GroupResult(group=group, summaries=(), meta=meta_of([], Partition.TRAIN), records=(), oldest_version=oldest)
+    return GroupResult(group=group, summaries=(), meta=meta_of([]), records=(), oldest_version=oldest)
 
 
 def board(*, groups: int, staleness: int = 0, redundant: int = 0, settings: PsrlConfig | None = None, clock=time.monotonic) -> Board:

@@ -6,7 +6,6 @@ from statistics import fmean
 
 import pytest
 
-from psrl.data_plane import Partition
 from psrl.data_plane.memory import meta_of
 from psrl.runtime.groups import EpisodeSummary, GroupResult
 from psrl.runtime.measures import pass_at_k, seconds_by_use, step_metrics, validation_metrics
@@ -33,7 +32,7 @@ def summary(*, reward, accuracy, counts=None, outcome=Outcome.FINISHED, temperat
 
 
 def group(*summaries: EpisodeSummary, uid: str = "g") -> GroupResult:
-    return GroupResult(group=uid, summaries=summaries, meta=meta_of([], Partition.TRAIN), records=())
+    return GroupResult(group=uid, summaries=summaries, meta=meta_of([]), records=())
 
 
 TASK = Task(uid="train-0-7", prompt=(), data_source="test")

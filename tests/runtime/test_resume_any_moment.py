@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from psrl.config.algorithm import FilterGroupsConfig
 from psrl.config.psrl_section import PsrlConfig
-from psrl.data_plane import MemoryDataPlane, Partition
+from psrl.data_plane import MemoryDataPlane
 from psrl.data_plane.memory import meta_of
 from psrl.datasets.source import uids_given
 from psrl.runtime.board import Board, Candidate
@@ -51,7 +51,7 @@ class Players:
             GroupResult(
                 group=group,
                 summaries=() if is_lost else (judged, judged),
-                meta=meta_of([], Partition.TRAIN),
+                meta=meta_of([]),
                 records=(),
                 oldest_version=request.tickets[0].admitted_version,
                 attempt=request.attempt,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import ray
 
-from psrl.data_plane import MemoryDataPlane, Partition, TrajectoryRow
+from psrl.data_plane import MemoryDataPlane, TrajectoryRow
 from psrl.data_plane.memory import meta_of
 from psrl.processes.kept import RestartLimit
 from psrl.runtime.groups import EndHow, GroupRequest, GroupResult
@@ -35,7 +35,7 @@ class Worker:
         group = request.tickets[0].group
         while words == "wait" and group not in self._told:
             await self._changed.wait()
-        return GroupResult(group=group, summaries=(), meta=meta_of([], Partition.TRAIN), records=(), attempt=request.attempt)
+        return GroupResult(group=group, summaries=(), meta=meta_of([]), records=(), attempt=request.attempt)
 
     async def alive(self) -> None:
         pass

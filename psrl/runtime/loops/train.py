@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import ray
 
-from psrl.data_plane import DataPlane, KVBatchMeta, Partition
+from psrl.data_plane import PARTITION, DataPlane, KVBatchMeta
 from psrl.runtime.board import Board, ReadyBuffer
 from psrl.runtime.measures import seconds_by_use, staleness_metrics, step_metrics
 from psrl.runtime.supervision import answer_of
@@ -136,5 +136,5 @@ def joined_meta(ready: ReadyBuffer) -> KVBatchMeta:
     return KVBatchMeta(
         keys=[key for group in ready.groups for key in group.meta.keys],
         tags=[tag for group in ready.groups for tag in group.meta.tags],
-        partition_id=Partition.TRAIN.value,
+        partition_id=PARTITION,
     )
