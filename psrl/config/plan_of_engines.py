@@ -13,25 +13,38 @@ WEIGHT_VERSIONS_KEPT = 2
 
 def engine_replicas(config: Config, machine: Machine, size: ModelSize) -> PlannedProcess:
     """The servers that generate, training and validation together."""
-    rollout, dtype = config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.model.dtype
+    rollout = config.gen_actor_rollout_ref.rollout
+    num_computing = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
     if rollout.name == "scripted":
         memory, reason = PROCESS_BYTES["plain"], "answers from a script"
     else:
-        val = config.train_actor_rollout_ref.rollout
-        longest = max(each.prompt_length + each.response_length for each in (rollout, val))
-        cache = kv_cache_bytes(size, num_slots=rollout.max_num_seqs, num_tokens=longest, dtype=dtype)
-        weights = 2 * size.num_parameters * DTYPE_BYTES[dtype]
-        logits = rollout.max_num_seqs * size.vocab_size * 4 * 3
-        memory = PROCESS_BYTES["torch"] + cache + weights + logits
-        reason = f"weights twice while they are read from the disk {weights / MIB:.0f} MiB; KV cache {cache / MIB:.0f} MiB"
+        memory, reason = _engine_memory(config, size)
     return PlannedProcess(
         role=f"{rollout.name} engine",
         count=rollout.num_replicas,
-        num_cores=threads_of(rollout.num_threads, machine, rollout.num_replicas),
+        num_cores=threads_of(rollout.num_threads, machine, rollout.num_replicas * num_computing) * num_computing,
         memory_bytes=memory,
         reason=reason,
         key="gen_actor_rollout_ref.rollout.max_num_seqs",
     )
+
+
+def _engine_memory(config: Config, size: ModelSize) -> tuple[int, str]:
+    """Of a replica that computes, on a CPU, and what most of it is for."""
+    rollout, val = config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.rollout
+    dtype = config.train_actor_rollout_ref.model.served_dtype
+    longest = max(each.prompt_length + each.response_length for each in (rollout, val))
+    # vLLM has room for as many ended turns as run at once; the torch engine plans with what running ones fill.
+    num_slots = rollout.max_num_seqs * (2 if rollout.name == "vllm" else 1)
+    cache = kv_cache_bytes(size, num_slots=num_slots, num_tokens=longest, dtype=dtype) * rollout.data_parallel_size
+    weights = 2 * size.num_parameters * DTYPE_BYTES[dtype] * rollout.data_parallel_size
+    logits = rollout.max_num_seqs * size.vocab_size * 4 * 3
+    reason = f"weights twice while they are read from the disk {weights / MIB:.0f} MiB; KV cache {cache / MIB:.0f} MiB"
+    processes = PROCESS_BYTES["torch"]
+    if rollout.name == "vllm":
+        num_computing = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+        processes = PROCESS_BYTES["vllm"] * (1 + num_computing)  # its server, and vLLM's own
+    return processes + cache + weights + logits, reason
 
 
 def parameter_server(config: Config, size: ModelSize, *, with_training: bool) -> PlannedProcess:

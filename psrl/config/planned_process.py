@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from psrl.config.machine import Machine
 
 MIB = 2**20
-PROCESS_BYTES = {"plain": 150 * MIB, "torch": 450 * MIB, "ray": 300 * MIB, "smg": 100 * MIB}
-"""Resident size of an idle process: of Python with aiohttp; with torch and transformers; of Ray's own head processes together; of SMG."""
+PROCESS_BYTES = {"plain": 150 * MIB, "torch": 450 * MIB, "vllm": 650 * MIB, "ray": 300 * MIB, "smg": 100 * MIB}
+"""Resident size of an idle process: of Python with aiohttp; with torch and transformers; with vLLM; of Ray's own head processes together;
+of SMG."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

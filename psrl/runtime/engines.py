@@ -54,7 +54,7 @@ def _shared_arguments(model: ModelConfig, rollout: RolloutConfig) -> list[str]:
         *("--model-path", model.path),
         *("--max-num-seqs", str(rollout.max_num_seqs)),
         *("--max-model-len", str(rollout.prompt_length + rollout.response_length)),
-        *("--dtype", model.dtype),
+        *("--dtype", model.served_dtype),
         *("--device", resolved_device(rollout.device)),
     ]
 
