@@ -223,12 +223,12 @@ def is_near(places: Places, *, is_behind_smg: bool) -> Callable[[int, int], bool
 def rollout_of(config: Config, index: int, places: Places) -> RolloutConfig:
     """The settings of one replica: its device, its share of its node's cores, its tensor parallel size."""
     rollout = config.gen_actor_rollout_ref.rollout
-    inner = rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+    size, inner = instance_sizes(config)[index], rollout.pipeline_model_parallel_size * rollout.data_parallel_size
     return replace(
         rollout,
         device=places.device(Role.REPLICA, index),
-        num_threads=rollout.num_threads or max(1, places.threads(Role.REPLICA, index)),
-        tensor_model_parallel_size=instance_sizes(config)[index] // inner,
+        num_threads=rollout.num_threads or max(1, places.threads(Role.REPLICA, index) // size),
+        tensor_model_parallel_size=size // inner,
     )
 
 

@@ -108,7 +108,7 @@ def cause_of(what: str, error: RayTaskError) -> PsrlError:
         return error.cause
     if isinstance(error.cause, RayActorError):
         return ProcessDiedError(f"{what}: a process that it needed died: {first_line(error.cause)}")
-    return ProcessDiedError(f"{what} failed: {type(error.cause).__name__}: {error.cause}\n{error.traceback_str}")
+    return ProcessDiedError(f"{what} failed: {type(error.cause).__name__}: {error.cause}\n{error}")
 
 
 def first_line(error: BaseException) -> str:

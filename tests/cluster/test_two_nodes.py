@@ -2,6 +2,8 @@
 
 import pytest
 
+from psrl.config.load import RECIPES_FOLDER
+from psrl.config.model_size import read_model_size
 from psrl.telemetry import names
 from tests.cluster.nodes import SECOND_ADDRESS, two_nodes
 from tests.faults.faulty_run import STOP_LIMIT_S, FaultyRun
@@ -9,11 +11,20 @@ from tests.faults.faulty_run import STOP_LIMIT_S, FaultyRun
 pytestmark = pytest.mark.slow
 
 TWO_OF_EACH = ("psrl.deployment.num_instances=2", "gen_actor_rollout_ref.rollout.agent.num_workers=2")
+NETWORK = (
+    *(names.NETWORK_WEIGHTS_BYTES, names.NETWORK_WEIGHTS_SECONDS, names.NETWORK_ROWS_BYTES),
+    *(names.NETWORK_ROWS_SECONDS, names.NETWORK_TURNS_BYTES, names.NETWORK_TURNS_SECONDS),
+)
 EVERY_STEP = ("trainer.save_freq=1",)
 
 
 def line_of(address: str, output: str) -> str:
     return next(line for line in output.splitlines() if line.startswith(f"{address}: "))
+
+
+def crossed(run: FaultyRun, name: str) -> float:
+    """What went between the nodes so far."""
+    return sum(metrics[name] for metrics in run.metrics().values() if name in metrics)
 
 
 @pytest.mark.parametrize("gateway", [(), ("psrl.rollout_gateway.enable=true",)], ids=["native", "behind SMG"])
@@ -23,9 +34,12 @@ def test_a_run_goes_on_after_the_node_of_a_replica_and_an_agent_worker_is_lost(t
         run.begin()
         run.until_steps(2)
         assert line_of(SECOND_ADDRESS, run.now.log()) == f"{SECOND_ADDRESS}: engine replica 0, agent worker 0"
-        crossed = [run.metrics()[step] for step in range(1, run.num_steps() + 1)]
-        assert sum(metrics[names.NETWORK_WEIGHTS_BYTES] for metrics in crossed) > 3e6  # the model has 0.9M parameters of 4 bytes
-        assert sum(metrics[names.NETWORK_ROWS_BYTES] for metrics in crossed) > 0
+        while not (crossed(run, names.NETWORK_WEIGHTS_BYTES) and crossed(run, names.NETWORK_ROWS_BYTES)):
+            run.until_steps(1)
+        version_bytes = 4 * read_model_size(str(RECIPES_FOLDER / "retool_tiny" / "model")).num_parameters
+        assert crossed(run, names.NETWORK_WEIGHTS_BYTES) % version_bytes == 0
+        assert crossed(run, names.NETWORK_WEIGHTS_SECONDS) > 0
+        run.report(0, f"{run.num_steps()} steps: " + ", ".join(f"{name} {crossed(run, name):.3g}" for name in NETWORK))
         nodes.kill_second()
         run.until_steps(2)
         run.until_recovered("engine replica 0")

@@ -17,7 +17,7 @@ from psrl.engine_client.client import HttpReplica
 from psrl.errors import EngineError
 from psrl.processes.child import PORT_WAIT_S, ChildProcess
 from psrl.protocols import WeightManifest, WeightReport
-from psrl.runtime.actors.node_weights import node_weights
+from psrl.runtime.actors.node_weights import NodeWeights
 from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.engines import engine_command
 from psrl.staleness import InstanceLoad
@@ -67,6 +67,7 @@ class EngineReplicaActor(Pinged):
         self._log_path = log_folder / f"engine-{index}.log"
         self._process = self._new_process(port, is_paused=False)
         self._replica: HttpReplica | None = None
+        self._node_weights = NodeWeights()
         self._syncing = asyncio.Lock()
 
     async def start(self, paused: bool = False) -> str:
@@ -147,7 +148,7 @@ class EngineReplicaActor(Pinged):
         """The version where this node can map it; it stays there while the body runs."""
         lease, manifest, writer = await parameter_server.begin_pull.remote(version)
         try:
-            yield await node_weights(manifest, writer)
+            yield await self._node_weights.local(manifest, writer)
         finally:
             await parameter_server.end_pull.remote(lease)
 

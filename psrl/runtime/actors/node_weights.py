@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import ray
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from psrl.parameter_server.transports.shared_memory import SharedVersion, publish
@@ -19,23 +20,40 @@ NODE = "node"
 NUM_KEPT = 2
 
 
-async def node_weights(manifest: WeightManifest, writer: str) -> tuple[WeightManifest, Flow]:
-    """The version where processes of this node can map it; brought over the network where nobody here has it yet, and what that took.
+class NodeWeights:
+    """The versions on this node, for one process that reads them. The actor that holds them ends with the process that made it."""
 
-    Args:
-        manifest: As it was pushed.
-        writer: Name of the train worker that has its bytes. Not a handle: to read one, a process imports all that the worker imports.
-    """
-    node = ray.get_runtime_context().get_node_id()
-    if manifest.location[NODE] == node:
-        return manifest, Flow()
-    holder = NodeWeightsActor.options(
-        name=f"node-weights-{node}",
-        get_if_exists=True,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote()
-    brought: tuple[WeightManifest, Flow] = await holder.bring.remote(manifest, writer)
-    return brought
+    def __init__(self) -> None:
+        self._holder: ray.actor.ActorHandle | None = None
+        """Kept: an actor that nobody has a handle of ends, and a new one would begin with seconds of imports."""
+
+    async def local(self, manifest: WeightManifest, writer: str) -> tuple[WeightManifest, Flow]:
+        """The version where processes of this node can map it, and what came over the network for it.
+
+        Args:
+            manifest: As it was pushed.
+            writer: Name of the train worker that has its bytes. Not a handle: to read one, a process imports all that the worker imports.
+
+        Waits for: the transfer, where nobody here has the version yet. Unblocked by: the writer, or its death.
+        """
+        node = ray.get_runtime_context().get_node_id()
+        if manifest.location[NODE] == node:
+            return manifest, Flow()
+        if self._holder is not None:
+            try:
+                return await self._brought(self._holder, manifest, writer)
+            except RayActorError:
+                self._holder = None  # it ended with the replica that had made it
+        self._holder = NodeWeightsActor.options(
+            name=f"node-weights-{node}",
+            get_if_exists=True,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote()
+        return await self._brought(self._holder, manifest, writer)
+
+    async def _brought(self, holder: ray.actor.ActorHandle, manifest: WeightManifest, writer: str) -> tuple[WeightManifest, Flow]:
+        brought: tuple[WeightManifest, Flow] = await holder.bring.remote(manifest, writer)
+        return brought
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
