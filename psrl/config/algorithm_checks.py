@@ -50,6 +50,9 @@ def _check_groups(config: Config) -> None:
     elif psrl.min_group_size < 2 and estimator in WITHIN_GROUPS:
         rule = f"algorithm.adv_estimator={estimator} has no baseline in a group of one"
         _refuse(config, "psrl.min_group_size", rule, "set psrl.min_group_size=2")
+    if config.algorithm.filter_groups.enable and psrl.rollout_n < 2:
+        rule = "leaves out every group: one episode is always of one reward"
+        _refuse(config, "algorithm.filter_groups.enable", rule, "set psrl.rollout_n=8, or algorithm.filter_groups.enable=false")
     if not config.algorithm.filter_groups.enable:
         keys = ["algorithm.filter_groups.max_num_gen_batches"]
         _refuse_dead(config, keys, because="algorithm.filter_groups.enable=false", fix="set algorithm.filter_groups.enable=true")

@@ -262,7 +262,8 @@ def _check_key_and_type(key: str, value: Any, *, where: str) -> None:
 def _nearest_key(key: str) -> str:
     known = list(LEAVES)
     last = key.rsplit(".", 1)[-1]
-    same_name = [name for name in known if name.rsplit(".", 1)[-1] == last]
+    same_end = [name for name in known if name.endswith(f".{key}")]
+    same_name = same_end or [name for name in known if name.rsplit(".", 1)[-1] == last]
     close = difflib.get_close_matches(key, same_name or known, n=1, cutoff=0.0 if same_name else 0.6)
     if close:
         return f"did you mean {close[0]}?"

@@ -19,6 +19,9 @@ def train_workers(config: Config, machine: Machine, size: ModelSize) -> PlannedP
     states = size.num_parameters * dtype_bytes * 4 // count + size.num_parameters * dtype_bytes
     if actor.use_kl_loss:
         states += size.num_parameters * dtype_bytes // count
+    if config.algorithm.adv_estimator == "gae":
+        critic = read_model_size(config.critic.model.path) if config.critic.model.path else size
+        states += critic.num_parameters * dtype_bytes * 4 // count
     rollout = config.gen_actor_rollout_ref.rollout
     rows = config.data.train_batch_size * config.psrl.rollout_n
     tokens = min(actor.ppo_max_token_len_per_gpu, rows * (rollout.prompt_length + rollout.response_length))

@@ -84,6 +84,22 @@ def test_every_column_keeps_its_dtype_and_values(plane):
     assert row["turn_indices"].tolist() == [-1, -1, 0, -1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("step_rewards", "expected"),
+    [
+        ((), [0, 0, 0, 0, 0, 1.0]),  # a scorer judged the whole
+        ((0.25, 0.75), [0, 0, 0.25, 0, 0, 0.75]),
+        ((0.25, None), [0, 0, 0.25, 0, 0, 0.75]),  # the rest of the reward came with the end
+        ((2.0,), [0, 0, 2.0, 0, 0, -1.0]),  # the last turn was cut, and the episode punished
+    ],
+)
+def test_rewards_stand_where_they_were_earned_and_sum_to_the_episodes(plane, step_rewards, expected):
+    judged = dataclasses.replace(LONG, result=dataclasses.replace(LONG.result, step_rewards=step_rewards))
+    plane.put(rows_of(judged))
+    (row,) = plane.fetch(["a-t0"], ["rewards"])
+    assert row["rewards"].tolist() == expected
+
+
 def test_tags_travel_with_the_keys(plane):
     meta = plane.put(rows_of(LONG))
     assert meta.tags[0] == {
