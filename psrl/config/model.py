@@ -28,6 +28,10 @@ class ModelConfig:
     target_modules: list[str] = field(default_factory=lambda: [ALL_LINEAR])
     """Linear layers with an adapter, by the ends of their names (`q_proj`), or `[all-linear]`."""
 
+    lora_merge: bool = False
+    """False sends the engines the adapter alone, which the torch engine merges itself; true sends merged weights, for any engine. verl's
+    is `model.lora.merge`."""
+
     @property
     def served_dtype(self) -> str:
         """In which training computes, weights are published and engines run: one distribution on both sides."""

@@ -141,6 +141,9 @@ def _state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule
         # To make the moments, get_state_dict takes a step at learning rate 0, which would count in Adam's bias correction.
         for state in optimizer.state.values():
             state["step"].zero_()
+    # get_state_dict leaves frozen weights out by one name each; tied ones have two.
+    frozen = {name for name, parameter in model.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+    weights = {name: tensor for name, tensor in weights.items() if name not in frozen}
     return {"model": weights, "optimizer": moments, "steps": scheduler.last_epoch}
 
 

@@ -83,7 +83,6 @@ def _save_model(model: PolicyModel, tensors: Mapping[str, Tensor], folder: Path)
     """By an empty model of the same architecture, without the adapters and divided tensors that the trained one may have."""
     config = copy.deepcopy(model.causal_lm.config)
     with init_empty_weights():
-        plain = type(model.causal_lm)(config)
-    plain.config.dtype = next(iter(tensors.values())).dtype
+        plain = type(model.causal_lm)(config).to(next(iter(tensors.values())).dtype)
     plain.generation_config = model.causal_lm.generation_config
     plain.save_pretrained(folder, state_dict=dict(tensors))

@@ -1,7 +1,8 @@
 """The weights in whole, gathered from the ranks tensor by tensor: what engines are sent, and what a Hugging Face folder holds.
 
-Engines are sent the policy as training computes it: every tensor in `served_dtype`; with an adapter, the adapter alone, in float32 and with
-its scale multiplied into B, so that a merged weight is W + B A and nothing else need be known. A folder holds merged weights.
+Engines are sent the policy as training computes it: every tensor in `served_dtype`; with an adapter (unless `lora_merge`) the adapter
+alone, in float32 and with its scale multiplied into B, so that a merged weight is W + B A and nothing else need be known. A folder holds
+merged weights.
 
 With shards, every rank must go through all tensors; each must be used before the next update, which may change it.
 """
@@ -20,6 +21,8 @@ from psrl.training.adapter import ADAPTER, has_adapter, scale_of
 from psrl.training.model import DTYPES, PolicyModel
 
 Named = Iterator[tuple[str, Tensor]]
+Whole = Callable[[Tensor], Tensor]
+"""A parameter in whole, or something of its shape and dtype."""
 
 
 def published(model: PolicyModel, settings: ModelConfig) -> Named:
@@ -32,15 +35,16 @@ def published_shapes(model: PolicyModel, settings: ModelConfig) -> Named:
     return _published(model, settings, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"))
 
 
-def merged(model: PolicyModel, dtype: torch.dtype) -> Named:
+def merged(model: PolicyModel, dtype: torch.dtype, whole: Whole | None = None) -> Named:
     """All weights by Hugging Face parameter name, tied ones once, adapters merged into them in float32."""
+    whole = whole or _whole
     adapters = {f"{name}.base_layer.weight": layer for name, layer in model.causal_lm.named_modules() if isinstance(layer, LoraLayer)}
     for name, parameter in model.causal_lm.named_parameters():
         if ".lora_" in name:
             continue
-        tensor = _whole(parameter)
+        tensor = whole(parameter)
         if name in adapters:
-            a, b = _factors(adapters[name], _whole)
+            a, b = _factors(adapters[name], whole)
             tensor = tensor.float() + b @ a
         yield name.replace(".base_layer.", "."), tensor.to(dtype)
 
@@ -66,20 +70,18 @@ def named_full_tensors(model: PolicyModel, dtype: torch.dtype | None = None) -> 
     return kept_by_first(merged(model, dtype or next(model.parameters()).dtype), rank=0)
 
 
-def _published(model: PolicyModel, settings: ModelConfig, whole: Callable[[Tensor], Tensor]) -> Named:
-    if has_adapter(model):
+def _published(model: PolicyModel, settings: ModelConfig, whole: Whole) -> Named:
+    if has_adapter(model) and not settings.lora_merge:
         for name, layer in model.causal_lm.named_modules():
             if isinstance(layer, LoraLayer):
                 a, b = _factors(layer, whole)
                 yield f"{name}.lora_A.weight", a
                 yield f"{name}.lora_B.weight", b
         return
-    dtype = DTYPES[settings.served_dtype]
-    for name, parameter in model.causal_lm.named_parameters():
-        yield name, whole(parameter).to(dtype)
+    yield from merged(model, DTYPES[settings.served_dtype], whole)
 
 
-def _factors(layer: LoraLayer, whole: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+def _factors(layer: LoraLayer, whole: Whole) -> tuple[Tensor, Tensor]:
     """(A, scale B)."""
     return whole(layer.lora_A[ADAPTER].weight), whole(layer.lora_B[ADAPTER].weight) * scale_of(layer)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from psrl.engines.torch.architecture import Architecture
+from psrl.engines.torch.adapter import is_adapter, with_adapter
 from psrl.engines.torch.weights import Weights, num_parameters
 from psrl.errors import EngineError, WeightSyncError
 from psrl.parameter_server.checksum import checksum
@@ -41,6 +41,7 @@ class WeightUpdate:
         """`weights` are version 0."""
         count = num_parameters(weights.shape)
         report = WeightReport(version=PolicyVersion(0), num_matched=count, num_expected=count, checksum=CHECKSUM_OF_START)
+        self._start = weights
         self.served = Version(weights=weights, report=report)
         self._staged: Version | None = None
         self._one_at_a_time = threading.Lock()
@@ -48,13 +49,12 @@ class WeightUpdate:
     def stage(self, manifest: WeightManifest, done: Future[WeightReport], post: Post) -> None:
         """Begin to make a version ready in a thread of its own; `done` ends with its report, EngineError or WeightSyncError."""
         self._staged = None
-        weights = self.served.weights
 
         def make_ready() -> None:
             torch.set_num_threads(1)  # the setting belongs to the calling thread; decoding goes on beside it
             try:
                 with self._one_at_a_time, torch.inference_mode():
-                    version = checked(manifest, weights.shape, dtype=weights.embedding.dtype, device=weights.embedding.device)
+                    version = checked(manifest, self._start)
             except WeightSyncError as error:
                 return done.set_exception(error)
             except (RuntimeError, ValueError) as error:  # torch's, such as memory that runs out
@@ -83,8 +83,10 @@ class WeightUpdate:
         done.set_result(version.report)
 
 
-def checked(manifest: WeightManifest, shape: Architecture, *, dtype: torch.dtype, device: torch.device) -> Version:
+def checked(manifest: WeightManifest, start: Weights) -> Version:
     """Map a version and check it. On the CPU, in the same dtype, the weights stay where they lie: nothing is copied.
+
+    `start` says the architecture, dtype and device, and is what an adapter is merged into.
 
     Raises:
         WeightSyncError: The version is gone or cut, the checksum differs, or tensors do not fit.
@@ -93,6 +95,10 @@ def checked(manifest: WeightManifest, shape: Architecture, *, dtype: torch.dtype
     found = checksum(buffer)
     if found != manifest.checksum:
         raise WeightSyncError(f"version {manifest.version} has checksum {found}, its manifest says {manifest.checksum}")
-    weights = Weights.of(shape, read_tensors(buffer, manifest), dtype=dtype, device=device)
-    count = num_parameters(shape)
+    tensors = read_tensors(buffer, manifest)
+    if is_adapter(tensors):
+        weights, count = with_adapter(start, tensors), len(tensors)
+    else:
+        weights = Weights.of(start.shape, tensors, dtype=start.embedding.dtype, device=start.embedding.device)
+        count = num_parameters(start.shape)
     return Version(weights=weights, report=WeightReport(version=manifest.version, num_matched=count, num_expected=count, checksum=found))
