@@ -16,11 +16,23 @@ def print_dry_run(config: Config, plan: Plan | PlanOfNodes) -> None:
     if isinstance(plan, Plan):
         _print_plan(console, plan)
         return
-    for name, plan_of_node in plan.plans.items():
-        console.print(f"[bold]{name}[/bold]")
+    for names, plan_of_node in _equal_plans(plan):
+        console.print(f"[bold]{names}[/bold]")
         _print_plan(console, plan_of_node)
     for line in plan.placement.lines():
         console.print(line, markup=False, highlight=False)
+
+
+def _equal_plans(plan: PlanOfNodes) -> list[tuple[str, Plan]]:
+    """Plans of nodes, with the names of those that have it."""
+    found: list[tuple[list[str], Plan]] = []
+    for name, plan_of_node in plan.plans.items():
+        same = next((names for names, known in found if known == plan_of_node), None)
+        if same is None:
+            found.append(([name], plan_of_node))
+        else:
+            same.append(name)
+    return [(", ".join(names), plan_of_node) for names, plan_of_node in found]
 
 
 def _print_plan(console: Console, plan: Plan) -> None:
@@ -33,8 +45,10 @@ def _print_plan(console: Console, plan: Plan) -> None:
 
 def plan_table(plan: Plan) -> Table:
     """One row per kind of process."""
-    table = Table("process", "count", "cores each", "MiB each", "what for")
+    has_gpus = any(process.gpu_bytes for process in plan.processes)
+    table = Table("process", "count", "cores each", "MiB each", *(("GiB on a GPU",) if has_gpus else ()), "what for")
     for process in plan.processes:
         cores = str(process.num_cores) if process.num_cores else "shared"
-        table.add_row(process.role, str(process.count), cores, f"{process.memory_bytes / 2**20:.0f}", process.reason)
+        on_gpu = (f"{process.gpu_bytes / 2**30:.1f}" if process.gpu_bytes else "",) if has_gpus else ()
+        table.add_row(process.role, str(process.count), cores, f"{process.memory_bytes / 2**20:.0f}", *on_gpu, process.reason)
     return table

@@ -8,7 +8,6 @@ import typer
 
 from psrl.cli.arguments import Overrides, Recipe, quoted
 from psrl.cli.plans import check_plan, plan_to_show
-from psrl.cli.plans import check_plan, plan_to_show
 from psrl.cli.resume_options import settings_of
 from psrl.errors import ConfigError
 

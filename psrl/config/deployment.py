@@ -25,6 +25,8 @@ class DeploymentConfig:
     memory_gib_per_node: list[int] = field(default_factory=list)
     gpus_per_node: list[int] = field(default_factory=list)
     """Empty: none."""
+    gpu_memory_gib: list[int] = field(default_factory=list)
+    """Of one GPU of a node. Empty: what is on GPUs is not checked."""
 
 
 def one_for_each(values: list[int], count: int) -> list[int]:

@@ -9,7 +9,8 @@ from psrl.errors import ConfigError
 KEY = "psrl.deployment"
 REPLICAS = "gen_actor_rollout_ref.rollout.num_replicas"
 TENSOR = "gen_actor_rollout_ref.rollout.tensor_model_parallel_size"
-LISTS_OF_NODES = ("cores_per_node", "memory_gib_per_node", "gpus_per_node")
+LISTS_OF_NODES = ("cores_per_node", "memory_gib_per_node", "gpus_per_node", "gpu_memory_gib")
+LISTS_OF_GPUS = ("gpus_per_node", "gpu_memory_gib")
 LOCAL = "local"
 
 
@@ -83,7 +84,7 @@ def _check_nodes(config: Config) -> None:
         rule = "is more than this machine, on which psrl.ray_address=local starts Ray"
         _refuse("num_nodes", deployment.num_nodes, rule, "set psrl.ray_address=auto")
     for name, values in lists.items():
-        if not values and name != "gpus_per_node":
+        if not values and name not in LISTS_OF_GPUS:
             _refuse(name, values, f"must be said of the nodes that {KEY}.num_nodes describes", f"set {KEY}.{name}=[64]")
         if values and len(values) not in (1, deployment.num_nodes):
             rule = f"has {len(values)} numbers, and there are {deployment.num_nodes} nodes"

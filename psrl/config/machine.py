@@ -19,6 +19,8 @@ class Machine:
     num_cores: int
     memory_bytes: int
     num_gpus: int = 0
+    gpu_bytes: int = 0
+    """Memory of one of them; 0: not known."""
 
 
 def read_machine() -> Machine:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from psrl.config.gateway_checks import starts_gateway
 from psrl.config.machine import Machine
 from psrl.config.model_size import read_model_size
+from psrl.config.plan_of_cards import engines_on_cards, train_workers_on_cards
 from psrl.config.plan_of_engines import engine_replicas, parameter_server
 from psrl.config.plan_of_episodes import processes_of_episodes
 from psrl.config.plan_of_training import fine_tuning, train_workers
@@ -66,8 +67,8 @@ def planned_processes(config: Config, machine: Machine, *, with_training: bool) 
             reason="driver and Ray's own processes",
             key="data.train_batch_size",
         ),
-        *((train_workers(config, machine, size),) if with_training else ()),
-        engine_replicas(config, machine, size),
+        *((train_workers_on_cards(train_workers(config, machine, size), config, machine, size),) if with_training else ()),
+        engines_on_cards(engine_replicas(config, machine, size), config, machine, size),
         _agent_workers(config),
         *_gateway(config),
         *processes_of_episodes(config, num_cores=machine.num_cores),

@@ -50,7 +50,7 @@ def _engine_memory(config: Config, size: ModelSize) -> tuple[int, str]:
 def parameter_server(config: Config, size: ModelSize, *, with_training: bool) -> PlannedProcess:
     """Its actor, and the weights that trainer and replicas of a node share."""
     versions = weight_versions_at_once(config) if with_training else 0
-    shared = versions * size.num_parameters * DTYPE_BYTES[config.train_actor_rollout_ref.model.dtype]
+    shared = versions * size.num_parameters * DTYPE_BYTES[config.train_actor_rollout_ref.model.served_dtype]
     return PlannedProcess(
         role="parameter server",
         count=1,

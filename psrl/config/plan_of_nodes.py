@@ -12,6 +12,7 @@ from psrl.config.deployment import one_for_each
 from psrl.config.machine import Machine
 from psrl.config.placement import Node, Placement, Role, demand_of, place
 from psrl.config.plan import Plan, checked, planned_processes
+from psrl.config.plan_of_cards import check_cards
 from psrl.config.plan_of_engines import WEIGHT_VERSIONS_KEPT
 from psrl.config.planned_process import PROCESS_BYTES, PlannedProcess
 from psrl.config.tree import Config
@@ -39,11 +40,13 @@ def described_nodes(config: Config) -> tuple[Node, ...]:
     if not count:
         return ()
     cores, memory = one_for_each(deployment.cores_per_node, count), one_for_each(deployment.memory_gib_per_node, count)
-    gpus = one_for_each(deployment.gpus_per_node or [0], count)
+    gpus, gpu_memory = one_for_each(deployment.gpus_per_node or [0], count), one_for_each(deployment.gpu_memory_gib or [0], count)
     return tuple(
         Node(
             name=f"node {index}",
-            machine=Machine(num_cores=cores[index], memory_bytes=memory[index] * GIB, num_gpus=gpus[index]),
+            machine=Machine(
+                num_cores=cores[index], memory_bytes=memory[index] * GIB, num_gpus=gpus[index], gpu_bytes=gpu_memory[index] * GIB
+            ),
             num_cpus=cores[index],
         )
         for index in range(count)
@@ -61,6 +64,7 @@ def make_plan_of_nodes(config: Config, nodes: Sequence[Node], *, with_training: 
     for index, node in enumerate(nodes):
         rows = tuple(row for row in _rows_of(config, placement, index, with_training=with_training) if row.count)
         try:
+            check_cards(config, rows, node.machine, placement)
             plans[node.name] = checked(Plan(machine=node.machine, processes=rows))
         except ConfigError as error:
             raise ConfigError(key=error.key, value=error.value, rule=f"{node.name}: {error.rule}", fix=error.fix) from error
@@ -96,7 +100,9 @@ def _rows_of(config: Config, placement: Placement, index: int, *, with_training:
     agents = placement.count(Role.AGENT_WORKER, index)
     num_replicas = placement.count(Role.REPLICA, index)
     cores = placement.nodes[index].machine.num_cores
-    whole = planned_processes(config, placement.nodes[index].machine, with_training=with_training)
+    # What has GPUs has them wherever it is, also where this node has none.
+    machine = replace(placement.nodes[index].machine, num_gpus=max(node.machine.num_gpus for node in placement.nodes))
+    whole = planned_processes(config, machine, with_training=with_training)
     for row in whole:
         if row.role in COUNTED:
             count = placement.count(COUNTED[row.role], index)

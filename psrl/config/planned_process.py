@@ -26,6 +26,8 @@ class PlannedProcess:
     """What the memory is for."""
     key: str
     """Setting that makes it smaller."""
+    gpu_bytes: int = 0
+    """Of each of its GPUs; 0 where it has none, or where the size of the cards is not known."""
 
 
 def threads_of(given: int, machine: Machine, count: int) -> int:

@@ -16,4 +16,6 @@ def resolved_device(setting: str) -> str:
 
 def usable_machine() -> Machine:
     """This machine with the GPUs that torch sees: a driver may list some that a CPU build cannot use."""
-    return replace(read_machine(), num_gpus=torch.cuda.device_count())
+    count = torch.cuda.device_count()
+    memory = min((torch.cuda.get_device_properties(index).total_memory for index in range(count)), default=0)
+    return replace(read_machine(), num_gpus=count, gpu_bytes=memory)

@@ -6,7 +6,7 @@ from psrl.config.load import RECIPES_FOLDER
 from psrl.config.model_size import read_model_size
 from psrl.telemetry import names
 from tests.cluster.nodes import SECOND_ADDRESS, two_nodes
-from tests.faults.faulty_run import STOP_LIMIT_S, FaultyRun
+from tests.faults.faulty_run import END_LIMIT_S, STOP_LIMIT_S, FaultyRun
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,10 @@ def test_a_run_goes_on_after_the_node_of_a_replica_and_an_agent_worker_is_lost(t
         here = nodes.address.partition(":")[0]
         for moved in ("engine replica 0", "agent worker 0"):
             assert f"{moved} goes to {here}: its node is lost" in run.now.log()
-        run.stop()
+        run.now.interrupt()
+        run.now.output(END_LIMIT_S)
+        assert run.now.process.returncode == 0, run.now.log()
+        assert run.now.leftovers() == []
     run.check_record()
 
 
@@ -63,5 +66,7 @@ def test_a_run_whose_ranks_are_lost_stops_with_the_cause_and_goes_on_from_its_ch
         assert run.now.process.returncode == 1
         assert any(f"{lost} died" in output for lost in ("train worker 0", "TransferQueue's storage unit 0", "TransferQueue's controller"))
         nodes.add_second()
-        run.finish()
+        run.go_on(f"trainer.total_training_steps={run.num_steps() + 2}")
+        output = run.now.output(END_LIMIT_S)
+        assert run.now.process.returncode == 0, output
     run.check_record()

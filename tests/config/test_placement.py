@@ -5,7 +5,7 @@ from config_files import write_recipe
 from hypothesis import given
 from hypothesis import strategies as st
 
-from psrl.config.load import Purpose, load_config
+from psrl.config.load import RECIPES_FOLDER, Purpose, load_config
 from psrl.config.machine import Machine
 from psrl.config.placement import Demand, Node, Role, place, spans_of
 from psrl.config.plan_of_nodes import check_as_described, described_nodes, make_plan_of_nodes
@@ -184,3 +184,49 @@ def test_what_deployment_says_wrongly_is_refused(tmp_path, overrides, words):
 
 def test_numbers_are_written_as_spans():
     assert spans_of([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+
+
+CLUSTERS = {
+    "1_gpu": [
+        "node 0: driver, train worker on 1 shared GPU, parameter server, TransferQueue storage, engine replica on 1 shared GPU, "
+        "agent worker 0-1"
+    ],
+    "8_gpus": [
+        "node 0: driver, train worker 0-3 on 4 GPUs, parameter server, TransferQueue storage, engine replica 0-3 on 4 GPUs, "
+        "agent worker 0-3"
+    ],
+    "16_gpus": [
+        "node 0: driver, train worker 0-7 on 8 GPUs, parameter server, TransferQueue storage 0-1",
+        "node 1: engine replica 0-7 on 8 GPUs, agent worker 0-7",
+    ],
+    "64_gpus": [
+        "node 0: driver, train worker 0-7 on 8 GPUs, parameter server, TransferQueue storage 0-3",
+        *(f"node {node}: train worker {8 * node}-{8 * node + 7} on 8 GPUs" for node in (1, 2, 3)),
+        *(f"node {4 + n}: engine replica {2 * n}-{2 * n + 1} on 8 GPUs, agent worker {n}, {n + 4}, {n + 8}, {n + 12}" for n in range(4)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_the_shipped_clusters_can_be_planned_anywhere(name):
+    config = load_config(str(RECIPES_FOLDER / "retool" / "clusters" / f"{name}.yaml"), purpose=Purpose.DRY_RUN)
+    assert make_plan_of_nodes(config, described_nodes(config)).placement.lines() == CLUSTERS[name]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["trainer.num_workers=1"], "train worker .* do not fit on a card of 80 GiB"),
+        (["gen_actor_rollout_ref.rollout.gpu_memory_utilization=0.1"], "less than the weights of an instance take"),
+        (["psrl.deployment.num_instances=5"], "need 9 GPUs although they share them|need 9 GPUs, and the nodes have 8"),
+    ],
+    ids=["states", "weights", "GPUs"],
+)
+def test_what_does_not_fit_on_its_card_is_refused(overrides, words):
+    config = load_config(
+        str(RECIPES_FOLDER / "retool" / "clusters" / "8_gpus.yaml"),
+        [*overrides, "psrl.deployment.share_gpus=never"],
+        purpose=Purpose.DRY_RUN,
+    )
+    with pytest.raises(ConfigError, match=words):
+        make_plan_of_nodes(config, described_nodes(config))
