@@ -110,12 +110,12 @@ class FaultyRun:
         return pause_s
 
     def alive(self, words: tuple[str, ...]) -> list[psutil.Process]:
-        """Descendants whose name or command line holds one of the words."""
+        """Descendants whose name or command line holds one of the words, but for those that a fault has stopped."""
         found = []
         for child in self.now.look():
             try:
                 line = f"{child.name()} {' '.join(child.cmdline())}"
-                if child.status() != psutil.STATUS_ZOMBIE and any(word in line for word in words):
+                if child.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED) and any(word in line for word in words):
                     found.append(child)
             except psutil.Error:
                 continue
