@@ -60,7 +60,9 @@ def _check_service(settings: SandboxConfig, defaults: SandboxConfig) -> None:
         if value != vars(defaults)[name]:
             why = "its services decide that" if is_service else "which asks no service"
             rule = f"has no effect with sandbox.backend={settings.backend}: {why}"
-            fix = f"leave sandbox.{name} out" if is_service else "set sandbox.backend=sandbox_fusion, or leave it out"
+            fix = "set sandbox.backend=sandbox_fusion, or leave it out"
+            if is_service:
+                fix = f"leave sandbox.{name} out (its default is {vars(defaults)[name]})"
             raise ConfigError(key=f"sandbox.{name}", value=value, rule=rule, fix=fix)
     if not is_service:
         return
