@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from training_builders import largest_difference, make_rank, stored
+from rank_processes import run_ranks
+from training_builders import largest_difference, make_rank, make_rows, stored
 
 from psrl.config.actor import OptimConfig
 from psrl.config.critic import CriticConfig, CriticOptimConfig
@@ -86,3 +87,39 @@ def test_any_split_into_micro_batches_teaches_a_critic_the_same(tiny_model, plan
         first = rank.train_step(meta, version=0)
         norms.append((first["critic/grad_norm/mean"], rank.train_step(meta, version=1)["critic/loss/mean"]))
     assert torch.allclose(torch.tensor(norms[0]), torch.tensor(norms[1]), rtol=1e-4)
+
+
+def three_steps(rank, world_size, init_method, model_path, folder):
+    """Of PPO on an odd number of rows, so that one rank has fewer; then a checkpoint, and a step after it by a rank that read it."""
+    plane, meta = stored(make_rows(model_path)[:-1])
+    settings = {"algorithm": GAE | {"lam": 0.9, "gamma": 0.97}, "critic": quick_critic(ppo_epochs=2), "ppo_mini_batch_size": 2}
+    trainer = make_rank(model_path, plane, rank=rank, world_size=world_size, init_method=init_method, **settings)
+    metrics = [trainer.train_step(meta, version=0) for _ in range(3)]
+    trainer.save(f"{folder}/checkpoint-{world_size}")
+    metrics.append(trainer.train_step(meta, version=1))
+    trainer.load(f"{folder}/checkpoint-{world_size}")
+    metrics.append(trainer.train_step(meta, version=1))
+    tensors = trainer.named_full_tensors()
+    trainer.close()
+    return {"metrics": metrics, "tensors": tensors}
+
+
+@pytest.mark.slow
+def test_two_ranks_give_the_values_and_weights_of_one(tiny_model, tmp_path):
+    (one,) = run_ranks(1, tmp_path / "one", three_steps, str(tiny_model), str(tmp_path))
+    two = run_ranks(2, tmp_path / "two", three_steps, str(tiny_model), str(tmp_path))
+    names = (
+        "critic/error/mean",
+        "critic/loss/mean",
+        "critic/grad_norm/mean",
+        EXPLAINED_VARIANCE,
+        "train/loss/value",
+        "train/grad_norm/mean",
+    )
+    for step in range(5):
+        for name in names:
+            found = [result["metrics"][step][name] for result in two]
+            assert found == pytest.approx([one["metrics"][step][name]] * 2, rel=1e-3, abs=1e-5), f"{name} of step {step}"
+    for name in names:
+        assert one["metrics"][3][name] == pytest.approx(one["metrics"][4][name], rel=1e-4, abs=1e-6), f"{name} after the checkpoint"
+    assert largest_difference(one["tensors"], two[0]["tensors"]) < 1e-4
