@@ -6,9 +6,11 @@ import asyncio
 import os
 import secrets
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pytest
+from sandbox_service import sandbox_server
 
 from psrl.config.sandbox import SandboxConfig
 from psrl.protocols import ToolResult
@@ -127,8 +129,8 @@ class Seen:
     probe: str
 
 
-async def play_lane(programs) -> dict[str, Seen]:
-    interpreter = build_interpreter(SETTINGS, run=RUN)
+async def play_lane(programs, settings) -> dict[str, Seen]:
+    interpreter = build_interpreter(settings, run=RUN)
     tool = CodeInterpreter(interpreter)
     await interpreter.preflight()
     seen = {}
@@ -145,14 +147,21 @@ async def play_lane(programs) -> dict[str, Seen]:
     return seen
 
 
-async def play() -> dict[str, Seen]:
-    lanes = await asyncio.gather(*(play_lane(PROGRAMS[lane::NUM_LANES]) for lane in range(NUM_LANES)))
+async def play(settings_of_lanes) -> dict[str, Seen]:
+    lanes = await asyncio.gather(*(play_lane(PROGRAMS[lane::NUM_LANES], settings) for lane, settings in enumerate(settings_of_lanes)))
     return {name: seen for lane in lanes for name, seen in lane.items()}
 
 
-@pytest.fixture(scope="module")
-def seen():
-    return asyncio.run(play())
+@pytest.fixture(scope="module", params=["bubblewrap", pytest.param("sandbox_fusion", marks=pytest.mark.slow)])
+def seen(request, tmp_path_factory):
+    if request.param == "bubblewrap":
+        return asyncio.run(play([SETTINGS] * NUM_LANES))
+    limits = {"cpu-s": 20, "memory-mb": 128, "num-processes": 16, "output-kb": 8, "disk-mb": 8, "num-workers": 1, "run": RUN}
+    options = [word for name, value in limits.items() for word in (f"--{name}", value)]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(sandbox_server(tmp_path_factory.mktemp("server"), *options)) for _ in range(NUM_LANES)]
+        remote = {"backend": "sandbox_fusion", "num_workers": 1, "wall_s": WALL_S, "memory_mb": 128, "output_kb": 8}
+        return asyncio.run(play([SandboxConfig(**remote, urls=[server.url]) for server in servers]))
 
 
 @pytest.mark.parametrize(("name", "code", "causes", "part"), PROGRAMS, ids=[row[0] for row in PROGRAMS])
