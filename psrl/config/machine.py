@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import psutil
 
 CGROUP_MEMORY_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 CGROUP_CPU_FILE = "/sys/fs/cgroup/cpu.max"
+NVIDIA_SMI_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,7 +37,18 @@ def read_machine() -> Machine:
         if words and words[0].isdigit():
             memory = min(memory, int(words[0]))
     gpus = Path("/proc/driver/nvidia/gpus")
-    return Machine(num_cores=cores, memory_bytes=memory, num_gpus=len(list(gpus.iterdir())) if gpus.is_dir() else 0)
+    num_gpus = len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    return Machine(num_cores=cores, memory_bytes=memory, num_gpus=num_gpus, gpu_bytes=_card_bytes() if num_gpus else 0)
+
+
+def _card_bytes() -> int:
+    """Memory of the smallest card, by the driver's own program; 0 where it gives no answer."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_S, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return 0
+    return min((int(line) for line in answer.split() if line.isdigit()), default=0) * 2**20
 
 
 def _first_words(path: str) -> list[str]:

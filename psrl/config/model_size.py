@@ -28,6 +28,20 @@ class ModelSize:
     head_dim: int
     vocab_size: int
     hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    has_qk_norm: bool
+    """Queries and keys are normalised, as in Qwen3."""
+
+    @property
+    def query_width(self) -> int:
+        """Of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_width(self) -> int:
+        """Of all key-value heads."""
+        return self.num_kv_heads * self.head_dim
 
 
 def read_model_size(path: str) -> ModelSize:
@@ -57,6 +71,9 @@ def read_model_size(path: str) -> ModelSize:
         head_dim=width,
         vocab_size=vocab,
         hidden_size=hidden,
+        intermediate_size=content["intermediate_size"] if "intermediate_size" in content else 4 * hidden,
+        num_heads=heads,
+        has_qk_norm="model_type" in content and content["model_type"].startswith("qwen3"),
     )
 
 

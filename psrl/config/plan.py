@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from psrl.config.gateway_checks import starts_gateway
 from psrl.config.machine import Machine
 from psrl.config.model_size import read_model_size
-from psrl.config.plan_of_cards import engines_on_cards, train_workers_on_cards
+from psrl.config.plan_of_cards import CARD_SHARE, engines_on_cards
 from psrl.config.plan_of_engines import engine_replicas, parameter_server
 from psrl.config.plan_of_episodes import processes_of_episodes
 from psrl.config.plan_of_training import fine_tuning, train_workers
@@ -67,7 +67,7 @@ def planned_processes(config: Config, machine: Machine, *, with_training: bool) 
             reason="driver and Ray's own processes",
             key="data.train_batch_size",
         ),
-        *((train_workers_on_cards(train_workers(config, machine, size), config, machine, size),) if with_training else ()),
+        *((train_workers(config, machine, size),) if with_training else ()),
         engines_on_cards(engine_replicas(config, machine, size), config, machine, size),
         _agent_workers(config),
         *_gateway(config),
@@ -90,6 +90,7 @@ def checked(plan: Plan) -> Plan:
     """The plan. ConfigError: the machine cannot hold it."""
     _check_cores(plan)
     _check_memory(plan)
+    _check_cards(plan)
     return plan
 
 
@@ -157,6 +158,17 @@ def _check_cores(plan: Plan) -> None:
             rule = f"{process.count} x {process.role} of {process.num_cores} threads needs {needed} cores of {plan.machine.num_cores}"
             fix = f"set {key} to at most {max(1, plan.machine.num_cores // process.num_cores)}, or num_threads of that section lower"
             raise ConfigError(key=key, value=process.count, rule=rule, fix=fix)
+
+
+def _check_cards(plan: Plan) -> None:
+    """One process on one card; which processes share one is known when they are placed."""
+    available = int(plan.machine.gpu_bytes * CARD_SHARE)
+    for process in plan.processes:
+        if available and process.gpu_bytes > available:
+            needed = f"{process.gpu_bytes / 2**30:.1f} GiB"
+            rule = f"{process.role} needs {needed} of a card, which has {available / 2**30:.1f} ({process.reason})"
+            more = ", or raise trainer.num_workers" if process.role == "train worker" else ""
+            raise ConfigError(key=process.key, value=needed, rule=rule, fix=f"lower {process.key}{more}")
 
 
 def _check_memory(plan: Plan) -> None:

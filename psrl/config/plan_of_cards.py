@@ -18,20 +18,6 @@ UTILIZATION = "gen_actor_rollout_ref.rollout.gpu_memory_utilization"
 TOKENS = "train_actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 
 
-def train_workers_on_cards(row: PlannedProcess, config: Config, machine: Machine, size: ModelSize) -> PlannedProcess:
-    """The row of the ranks; where they have GPUs, all but the process itself is on these. Weights are gathered tensor by tensor."""
-    if not _has_gpu(config.trainer.device, machine):
-        return row
-    export_copy = size.num_parameters * DTYPE_BYTES[config.train_actor_rollout_ref.model.dtype]
-    held = row.memory_bytes - PROCESS_BYTES["torch"] - export_copy
-    return replace(
-        row,
-        memory_bytes=PROCESS_BYTES["torch"],
-        gpu_bytes=held,
-        reason="on its GPU: its share of weights, gradients and AdamW; activations",
-    )
-
-
 def engines_on_cards(row: PlannedProcess, config: Config, machine: Machine, size: ModelSize) -> PlannedProcess:
     """The row of the replicas. vLLM takes the share of its cards that it is given, and fills it with keys."""
     rollout = config.gen_actor_rollout_ref.rollout

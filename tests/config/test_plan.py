@@ -26,7 +26,10 @@ def process(plan, role):
 
 
 def test_the_kv_cache_holds_keys_and_values_of_every_slot():
-    size = ModelSize(num_parameters=1, num_layers=2, num_kv_heads=2, head_dim=8, vocab_size=10, hidden_size=16)
+    size = ModelSize(
+        num_parameters=1, num_layers=2, num_kv_heads=2, head_dim=8, vocab_size=10, hidden_size=16, intermediate_size=64, num_heads=2,
+        has_qk_norm=False,
+    )  # fmt: skip
     # 2 (keys, values) x 2 layers x 2 heads x 8 numbers x 4 slots x 100 tokens x 4 bytes.
     assert kv_cache_bytes(size, num_slots=4, num_tokens=100, dtype="float32") == 102_400
     assert kv_cache_bytes(size, num_slots=4, num_tokens=100, dtype="bfloat16") == 51_200
@@ -67,8 +70,9 @@ def test_validation_alone_has_no_trainer_and_tools_alone_have_sandboxes(tmp_path
 def test_fine_tuning_is_one_process_that_must_fit(tmp_path):
     config = load_config(str(write_recipe(tmp_path)), ["sft.batch_size=100000"], purpose=Purpose.SFT)
     (process,) = make_sft_plan(config, LAPTOP).processes
-    # Estimated parameters 100 x 32 + 12 x 2 x 32^2 = 27,776; five copies of 4 bytes; 16,384 tokens x 32 x (2 x 16 + 16) x 4 bytes.
-    assert process.memory_bytes == 450 * 2**20 + 27_776 * 4 * 5 + 16_384 * 32 * 48 * 4
+    # Estimated parameters 100 x 32 + 12 x 2 x 32^2 = 27,776, five copies of 4 bytes; 16,384 tokens, of which each keeps in 2 layers
+    # 4 x 128 + 6 x 32 + 4 x (32 + 16) and once 3 x 32 numbers of 4 bytes; logits of 16,384 x 100 in float32, three times.
+    assert process.memory_bytes == 450 * 2**20 + 27_776 * 4 * 5 + 16_384 * 4 * (2 * (512 + 192 + 192) + 96) + 16_384 * 100 * 4 * 3
     with pytest.raises(ConfigError, match="fine-tuning") as info:
         make_sft_plan(config, Machine(num_cores=2, memory_bytes=2**29))
     assert info.value.key == "sft.batch_size"
