@@ -83,7 +83,7 @@ class ActorConfig:
 
 @dataclass(kw_only=True)
 class RefConfig:
-    """The frozen reference of the KL term; loaded only when use_kl_loss is true."""
+    """The frozen reference of the KL; loaded only with actor.use_kl_loss or algorithm.use_kl_in_reward."""
 
     path: str | None = None
     """Weights of the reference; None takes the starting weights of the run."""

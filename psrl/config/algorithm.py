@@ -16,6 +16,13 @@ class FilterGroupsConfig:
 
 
 @dataclass(kw_only=True)
+class KlCtrlConfig:
+    """The weight of the KL in the reward; verl's other controller, `adaptive`, is not there."""
+
+    kl_coef: float = 0.001
+
+
+@dataclass(kw_only=True)
 class AlgorithmConfig:
     """Names of `algorithms.advantages` and what they need."""
 
@@ -29,6 +36,12 @@ class AlgorithmConfig:
     """Discount: per sampled token in `gae` and `reinforce_plus_plus`, per turn in `step_return` and `mt_grpo`."""
     lam: float = 1.0
     """Of `gae`: 1 takes whole returns (no bias of the critic's), less trusts the critic's values (less variance)."""
+    use_kl_in_reward: bool = False
+    """Each sampled token's reward is less kl_ctrl.kl_coef times its KL to the frozen reference (`ref`), for estimators that read rewards by
+    token; train_actor_rollout_ref.actor.use_kl_loss has the KL in the loss instead."""
+    kl_penalty: str = "k1"
+    """Estimate of that KL, of the policy that sampled: `k1`, `k2` or `k3`."""
+    kl_ctrl: KlCtrlConfig = field(default_factory=KlCtrlConfig)
     filter_groups: FilterGroupsConfig = field(default_factory=FilterGroupsConfig)
     rollout_correction: RolloutCorrectionConfig = field(default_factory=RolloutCorrectionConfig)
     mask_truncated: bool = False

@@ -16,6 +16,7 @@ BY_TURN = ("step_return", "mt_grpo")
 WITH_DEVIATION = ("grpo", *BY_TURN)
 """Estimators that `norm_adv_by_std_in_grpo` is for."""
 DISCOUNTED = ("gae", "reinforce_plus_plus", *BY_TURN)
+"""Estimators that read rewards by token or turn, and discount them."""
 ESTIMATORS = ("gae", "grpo", "mt_grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "step_return")
 LOSSES = ("cispo", "gspo", "ppo_clip", "reinforce")
 WITHOUT_DUAL_CLIP = ("cispo", "gspo", "reinforce")
@@ -31,6 +32,7 @@ def check_algorithm(config: Config) -> None:
     """
     _check_groups(config)
     _check_estimator(config)
+    _check_kl_in_reward(config)
     _check_critic(config)
     _check_loss(config)
     _check_aggregation(config)
@@ -72,6 +74,16 @@ def _check_estimator(config: Config) -> None:
         _refuse(config, "algorithm.adv_estimator", rule, "set algorithm.adv_estimator=grpo")
 
 
+def _check_kl_in_reward(config: Config) -> None:
+    estimator, key = config.algorithm.adv_estimator, "algorithm.use_kl_in_reward"
+    if not config.algorithm.use_kl_in_reward:
+        keys = ["algorithm.kl_penalty", "algorithm.kl_ctrl.kl_coef"]
+        _refuse_dead(config, keys, because=f"{key}=false", fix=f"set {key}=true")
+    elif estimator in ESTIMATORS and estimator not in DISCOUNTED:
+        rule = f"has no effect: algorithm.adv_estimator={estimator} reads whole episodes' rewards, not those of tokens"
+        _refuse(config, key, rule, f"set {ACTOR}.use_kl_loss=true, which has the KL in the loss, and leave {key} out")
+
+
 def _check_critic(config: Config) -> None:
     if config.algorithm.adv_estimator in ESTIMATORS and config.algorithm.adv_estimator != "gae":
         keys = [key for key in DEFAULTS if key.startswith("critic.")]
@@ -92,7 +104,8 @@ def _check_critic(config: Config) -> None:
 def _check_loss(config: Config) -> None:
     actor = config.train_actor_rollout_ref.actor
     if not actor.use_kl_loss:
-        keys = [f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type", "train_actor_rollout_ref.ref.path"]
+        keys = [f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"]
+        keys += [] if config.algorithm.use_kl_in_reward else ["train_actor_rollout_ref.ref.path"]
         _refuse_dead(config, keys, because=f"{ACTOR}.use_kl_loss=false", fix=f"set {ACTOR}.use_kl_loss=true")
     elif actor.kl_loss_coef == 0:
         fix = f"set {ACTOR}.use_kl_loss=false, or a positive coefficient"

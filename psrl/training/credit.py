@@ -59,8 +59,19 @@ class Credit:
         needed = self._estimator.needed_columns
         return self._data_plane.fetch(meta.keys, needed) if needed else ()
 
+    def less_kl(
+        self, meta: KVBatchMeta, columns: Sequence[Mapping[str, Tensor]], kl: Mapping[str, Tensor]
+    ) -> Sequence[Mapping[str, Tensor]]:
+        """The columns with `kl_ctrl.kl_coef` times a token's KL [n] taken from its reward, where `kl` has the trajectory."""
+        less = []
+        for key, of_row in zip(meta.keys, columns, strict=True):
+            mask_T = of_row["loss_mask"].bool()
+            penalty_T = torch.zeros(len(mask_T)).masked_scatter(mask_T, kl[key].float()) if key in kl else torch.zeros(len(mask_T))
+            less.append({**of_row, "rewards": of_row["rewards"] - self._settings.kl_ctrl.kl_coef * penalty_T})
+        return less
+
     def of_all_ranks(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """This rank's values [n] by key, and those of the others; all ranks call it together."""
+        """What this rank has by key of its rows, [n] each, and what the others have of theirs; all ranks call it together."""
         if self._world_size == 1:
             return values
         parts: list[Mapping[str, Tensor]] = [{} for _ in range(self._world_size)]

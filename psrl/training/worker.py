@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from psrl.algorithms.kl import kl_estimator
 from psrl.algorithms.truncation import has_loss
 from psrl.config.actor import ActorConfig, RefConfig
 from psrl.config.algorithm import AlgorithmConfig
@@ -29,6 +30,7 @@ from psrl.training.checkpoint import load_checkpoint, save_checkpoint
 from psrl.training.credit import Credit, StepCredit
 from psrl.training.critic import Critic, ValueTargets, load_value_model, with_explained_variance
 from psrl.training.export import Adapter, save_hf_folder
+from psrl.training.gradients import joined
 from psrl.training.heap import Heap
 from psrl.training.metrics import StepTotals
 from psrl.training.mismatch import with_effective_shares
@@ -94,6 +96,7 @@ class TrainRank:
         self._arrangement = arrangement_of(use_remove_padding=actor.use_remove_padding, use_prefix_grouper=actor.use_prefix_grouper)
         self._sharding = Sharding(actor.fsdp_config, model, device=self._device, rank=rank, world_size=world_size)
         self._credit = Credit(algorithm, data_plane, world_size=world_size)
+        self._needs_reference = actor.use_kl_loss or algorithm.use_kl_in_reward
         self._heap = Heap()
 
     def setup(self, init_method: str) -> None:
@@ -112,7 +115,7 @@ class TrainRank:
             self._policy.train()
         self._reference_model = None
         has_own_weights = self._ref_settings.path is not None or self._model_settings.lora_rank == 0
-        if self._actor.use_kl_loss and has_own_weights:
+        if self._needs_reference and has_own_weights:
             path = self._ref_settings.path or self._model_settings.path
             self._reference_model = self._load(ModelConfig(path=path, dtype=self._model_settings.dtype)).requires_grad_(False)
         self._critic = self._make_critic() if self._credit.needs_critic else None
@@ -153,9 +156,12 @@ class TrainRank:
         start = time.perf_counter()
         totals = StepTotals(self._device)
         columns, mini_batches = self._agreed(lambda: (self._credit.columns_of(meta), self._mini_batches(meta, version)))
+        ref = self._reference_logprobs(mini_batches) if self._needs_reference else None
+        if ref is not None and self._algorithm.use_kl_in_reward:
+            columns = self._less_kl(meta, columns, mini_batches, ref, totals)
         credit, metrics = self._credited(meta, columns, mini_batches, totals)
         if self._critic is None or version >= self._critic_warmup:
-            metrics |= self._learn(mini_batches, credit, totals)
+            metrics |= self._learn(mini_batches, credit, ref if self._actor.use_kl_loss else None, totals)
         metrics |= with_explained_variance(with_effective_shares(totals.read(is_distributed=self._world_size > 1)))
         if "train/loss/value" in metrics:
             metrics["train/loss/value"] /= metrics["train/updates/count"]
@@ -274,10 +280,27 @@ class TrainRank:
         credit = self._agreed(lambda: self._credit.estimate(meta, columns, all_values))
         return credit, self._critic.learn(mini_batches, ValueTargets(old_values=values, returns=credit.returns), totals)
 
-    def _learn(self, mini_batches: Sequence[MiniBatch], credit: StepCredit, totals: StepTotals) -> dict[str, float]:
+    def _less_kl(
+        self,
+        meta: KVBatchMeta,
+        columns: Sequence[Mapping[str, Tensor]],
+        mini_batches: Sequence[MiniBatch],
+        ref: Mapping[str, Tensor],
+        totals: StepTotals,
+    ) -> Sequence[Mapping[str, Tensor]]:
+        """The columns with the KL between the policy that sampled and the reference taken from the rewards."""
+        rows = [row for batches in mini_batches for batch in batches for row in batch.rows]
+        estimate = kl_estimator(self._algorithm.kl_penalty)
+        kl = {row.key: estimate(row.rollout_logprobs, ref[row.key].cpu()) for row in rows}
+        totals.add_mean("train/reward_kl/mean", joined(list(kl.values()), self._device))
+        return self._credit.less_kl(meta, columns, self._credit.of_all_ranks(kl))
+
+    def _learn(
+        self, mini_batches: Sequence[MiniBatch], credit: StepCredit, ref: Mapping[str, Tensor] | None, totals: StepTotals
+    ) -> dict[str, float]:
         """The policy's updates, and metrics that are no sums over tokens."""
         num_updates = len(mini_batches) * self._actor.ppo_epochs
-        proximal, ref = self._reference_logprobs(mini_batches, num_updates)
+        proximal = self._proximal_logprobs(mini_batches, num_updates)
         advantages = credit.of(row for batches in mini_batches for batch in batches for row in batch.rows)
         grad_norms: list[float] = []
         for epoch in range(self._actor.ppo_epochs):
@@ -320,24 +343,22 @@ class TrainRank:
         }
         return [[MicroBatch(tuple(rows[ref.key] for ref in batch.rows), batch.arrangement) for batch in batches] for batches in mine]
 
-    def _reference_logprobs(
-        self, mini_batches: Sequence[MiniBatch], num_updates: int
-    ) -> tuple[Mapping[str, Tensor] | None, Mapping[str, Tensor] | None]:
-        """Proximal and reference logprobs by key; None as `Reference` says.
+    def _proximal_logprobs(self, mini_batches: Sequence[MiniBatch], num_updates: int) -> Mapping[str, Tensor] | None:
+        """Logprobs by key; None as `Reference` says.
 
-        With one update, the forward pass of the update itself gives the proximal ones; with several, they are computed once here, before
-        the first, for all of them.
+        With one update, its own forward pass gives them; with several, they are computed once here, before the first, for all of them.
         """
+        if self._actor.old_logprobs != "recompute" or num_updates == 1:
+            return None
+        return score(self._policy, [batch for mini_batch in mini_batches for batch in mini_batch], self._device)
+
+    def _reference_logprobs(self, mini_batches: Sequence[MiniBatch]) -> Mapping[str, Tensor]:
+        """Logprobs by key of the frozen reference: a model of its own, or the policy without its adapter."""
         batches = [batch for mini_batch in mini_batches for batch in mini_batch]
-        is_recomputed = self._actor.old_logprobs == "recompute" and num_updates > 1
-        proximal = score(self._policy, batches, self._device) if is_recomputed else None
-        ref = None
         if self._reference_model is not None:
-            ref = score(self._reference_model, batches, self._device)
-        elif self._actor.use_kl_loss:
-            with without_adapter(self._policy):
-                ref = score(self._policy, batches, self._device)
-        return proximal, ref
+            return score(self._reference_model, batches, self._device)
+        with without_adapter(self._policy):
+            return score(self._policy, batches, self._device)
 
 
 def _keys_by_update(meta: KVBatchMeta, groups_per_update: int) -> list[list[str]]:

@@ -1,8 +1,8 @@
 """REINFORCE++ (Hu et al. 2025, arXiv 2501.03262): no critic, no groups; the baseline is the mean over the whole batch.
 
 `reinforce_plus_plus`: the discounted return of each token, whitened over all tokens of the batch. `reinforce_plus_plus_baseline`: the mean
-of the group is taken from the reward first, then the same whitening, for tasks of unequal difficulty. The paper subtracts a token's KL
-from its reward; here the KL is a term of the loss (`actor.use_kl_loss`), as the paper's baseline form has it.
+of the group is taken from the reward first, then the same whitening, for tasks of unequal difficulty. The paper takes a token's KL from its
+reward (`algorithm.use_kl_in_reward`) in the first form and has it in the loss (`actor.use_kl_loss`) in the second.
 """
 
 from __future__ import annotations

@@ -44,7 +44,9 @@ def turn_rewards(batch: AdvantageBatch) -> list[Tensor]:
 
 def turns_of(columns: Mapping[str, Tensor]) -> Tensor:
     """[n] which of the trajectory's sampled turns each token is of, from 0 without gaps: turns that are context only are none."""
-    return torch.unique(columns["turn_indices"][columns["loss_mask"].bool()].long(), return_inverse=True)[1]
+    _, turn_n = torch.unique(columns["turn_indices"][columns["loss_mask"].bool()].long(), return_inverse=True)
+    assert isinstance(turn_n, Tensor)
+    return turn_n
 
 
 def discounted_sums(terms: Sequence[Tensor], factor: float) -> list[Tensor]:
