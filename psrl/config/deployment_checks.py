@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from psrl.config.deployment import one_for_each
+from psrl.config.gateway_checks import starts_gateway
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
@@ -42,6 +43,9 @@ def check_deployment(config: Config) -> None:
         ConfigError: The first setting that contradicts another or can have no effect.
     """
     instance_sizes(config)
+    if config.psrl.deployment.num_validation_instances and starts_gateway(config):
+        rule = "has no effect behind the gateway, where SMG chooses among all replicas"
+        _refuse("num_validation_instances", config.psrl.deployment.num_validation_instances, rule, "leave it out")
     _check_nodes(config)
 
 

@@ -30,6 +30,7 @@ class Role(StrEnum):
     PARAMETER_SERVER = "parameter server"
     STORAGE = "TransferQueue storage"
     REPLICA = "engine replica"
+    VALIDATION_REPLICA = "validation replica"
     AGENT_WORKER = "agent worker"
     GATEWAY = "gateway"
 
@@ -53,6 +54,8 @@ class Demand:
     """Of each: 0 or 1."""
     instance_gpus: tuple[int, ...]
     """Of each engine replica."""
+    validation_gpus: tuple[int, ...] = ()
+    """Of each replica that serves validation alone."""
     num_agent_workers: int
     num_storage_units: int
     has_gateway: bool
@@ -62,12 +65,18 @@ class Demand:
     @property
     def num_cpus(self) -> int:
         """Logical CPUs of all processes, the parameter server and TransferQueue's controller among them."""
-        return self.num_ranks + len(self.instance_gpus) + self.num_agent_workers + self.num_storage_units + 1 + CONTROLLER_CPUS
+        num_replicas = len(self.instance_gpus) + len(self.validation_gpus)
+        return self.num_ranks + num_replicas + self.num_agent_workers + self.num_storage_units + 1 + CONTROLLER_CPUS
 
     @property
     def num_gpus(self) -> int:
         """Where nothing is shared."""
-        return self.num_ranks * self.rank_gpus + sum(self.instance_gpus)
+        return self.num_ranks * self.rank_gpus + self.num_instance_gpus
+
+    @property
+    def num_instance_gpus(self) -> int:
+        """Of all replicas."""
+        return sum(self.instance_gpus) + sum(self.validation_gpus)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +104,8 @@ class Placement:
         """GPUs that one process has, its own or shared."""
         if role is Role.TRAIN_WORKER:
             return self.demand.rank_gpus
+        if role is Role.VALIDATION_REPLICA:
+            return self.demand.validation_gpus[index]
         return self.demand.instance_gpus[index] if role is Role.REPLICA else 0
 
     def lines(self) -> list[str]:
@@ -123,11 +134,13 @@ def demand_of(config: Config, nodes: Sequence[Node], *, with_training: bool) -> 
     has_gpus = any(node.machine.num_gpus for node in nodes)
     rank_device = resolved(config.trainer.device, has_gpus, "trainer.device") if with_training else CPU
     sizes = instance_sizes(config)
+    num_validation = config.psrl.deployment.num_validation_instances if with_training else 0
     device = CPU if rollout.name == "scripted" else resolved(rollout.device, has_gpus, "gen_actor_rollout_ref.rollout.device")
     return Demand(
         num_ranks=config.trainer.num_workers if with_training else 0,
         rank_gpus=int(rank_device == CUDA),
         instance_gpus=sizes if device == CUDA else (0,) * rollout.num_replicas,
+        validation_gpus=(sizes[0] if device == CUDA else 0,) * num_validation,
         num_agent_workers=rollout.agent.num_workers,
         num_storage_units=config.transfer_queue.num_data_storage_units,
         has_gateway=starts_gateway(config),
@@ -155,7 +168,8 @@ def place(demand: Demand, nodes: Sequence[Node]) -> Placement:
     anchor = ranks[0] if ranks else 0
     if shares:
         room.free_gpus = [node.machine.num_gpus for node in nodes]  # once more, for the instances
-    replicas = _replicas(demand, room)
+    replicas = _replicas(demand.instance_gpus, room)
+    validating = _replicas(demand.validation_gpus, room)
     return Placement(
         nodes=tuple(nodes),
         demand=demand,
@@ -164,6 +178,7 @@ def place(demand: Demand, nodes: Sequence[Node]) -> Placement:
             Role.PARAMETER_SERVER: (anchor,),
             Role.STORAGE: (anchor,) * demand.num_storage_units,
             Role.REPLICA: replicas,
+            Role.VALIDATION_REPLICA: validating,
             Role.AGENT_WORKER: _agent_workers(demand.num_agent_workers, room, replicas),
             Role.GATEWAY: (0,) if demand.has_gateway else (),
         },
@@ -207,9 +222,9 @@ class Room:
 def _shares(demand: Demand, nodes: Sequence[Node]) -> bool:
     """Whether GPUs are shared."""
     key, available = "psrl.deployment.share_gpus", sum(node.machine.num_gpus for node in nodes)
-    could = demand.num_ranks * demand.rank_gpus > 0 and sum(demand.instance_gpus) > 0
+    could = demand.num_ranks * demand.rank_gpus > 0 and demand.num_instance_gpus > 0
     wants = could and (demand.share_gpus == "always" or (demand.share_gpus == "auto" and demand.num_gpus > available))
-    needed = max(demand.num_ranks * demand.rank_gpus, sum(demand.instance_gpus)) if wants else demand.num_gpus
+    needed = max(demand.num_ranks * demand.rank_gpus, demand.num_instance_gpus) if wants else demand.num_gpus
     if needed > available:
         rule = (
             f"train workers and instances need {needed} GPUs{' although they share them' if wants else ''}, and the nodes have {available}"
@@ -252,11 +267,11 @@ def _capacity(room: Room, node: int, gpus: int, extra_cpus: int) -> int:
     return min(cpus, room.free_gpus[node]) if gpus else cpus
 
 
-def _replicas(demand: Demand, room: Room) -> tuple[int, ...]:
+def _replicas(sizes: Sequence[int], room: Room) -> tuple[int, ...]:
     """The largest first. With GPUs where the least is left over, so that large ones find room; without, where the fewest compute."""
-    places = dict.fromkeys(range(len(demand.instance_gpus)), 0)
-    for index in sorted(places, key=lambda index: -demand.instance_gpus[index]):
-        places[index] = place_replica(room, demand.instance_gpus[index])
+    places = dict.fromkeys(range(len(sizes)), 0)
+    for index in sorted(places, key=lambda index: -sizes[index]):
+        places[index] = place_replica(room, sizes[index])
     return tuple(places.values())
 
 

@@ -14,6 +14,7 @@ WEIGHT_VERSIONS_KEPT = 2
 def engine_replicas(config: Config, machine: Machine, size: ModelSize) -> PlannedProcess:
     """The servers that generate, training and validation together."""
     rollout = config.gen_actor_rollout_ref.rollout
+    count = rollout.num_replicas + config.psrl.deployment.num_validation_instances
     num_computing = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
     if rollout.name == "scripted":
         memory, reason = PROCESS_BYTES["plain"], "answers from a script"
@@ -21,8 +22,8 @@ def engine_replicas(config: Config, machine: Machine, size: ModelSize) -> Planne
         memory, reason = _engine_memory(config, size)
     return PlannedProcess(
         role=f"{rollout.name} engine",
-        count=rollout.num_replicas,
-        num_cores=threads_of(rollout.num_threads, machine, rollout.num_replicas * num_computing) * num_computing,
+        count=count,
+        num_cores=threads_of(rollout.num_threads, machine, count * num_computing) * num_computing,
         memory_bytes=memory,
         reason=reason,
         key="gen_actor_rollout_ref.rollout.max_num_seqs",

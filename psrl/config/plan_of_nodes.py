@@ -98,7 +98,7 @@ def _rows_of(config: Config, placement: Placement, index: int, *, with_training:
     """What the plan of the whole run says of each kind of process, with as many of it as lie on one node."""
     rows = []
     agents = placement.count(Role.AGENT_WORKER, index)
-    num_replicas = placement.count(Role.REPLICA, index)
+    num_replicas = placement.count(Role.REPLICA, index) + placement.count(Role.VALIDATION_REPLICA, index)
     cores = placement.nodes[index].machine.num_cores
     # What has GPUs has them wherever it is, also where this node has none.
     machine = replace(placement.nodes[index].machine, num_gpus=max(node.machine.num_gpus for node in placement.nodes))

@@ -130,6 +130,7 @@ BOUNDS: dict[str, Bounds] = {
     "algorithm.rollout_correction.rollout_token_veto_threshold": Bounds(at_least=1e-8, at_most=0.5),
     "psrl.staleness": NOT_NEGATIVE,
     "psrl.deployment.num_instances": NOT_NEGATIVE,
+    "psrl.deployment.num_validation_instances": NOT_NEGATIVE,
     "psrl.deployment.num_nodes": NOT_NEGATIVE,
     "psrl.rollout_n": COUNT,
     "psrl.redundant_episodes": NOT_NEGATIVE,

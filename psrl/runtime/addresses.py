@@ -36,8 +36,9 @@ class Addresses:
 
     async def move(self, old: str, new: str) -> None:
         """An engine has another URL; returns when everybody knows."""
-        urls = [new if url == old else url for url in self.get().generate_urls]
-        self._endpoints = replace(self.get(), generate_urls=urls)
+        known = self.get()
+        urls, of_validation = ([new if url == old else url for url in each] for each in (known.generate_urls, known.validation_urls))
+        self._endpoints = replace(known, generate_urls=urls, validation_urls=of_validation)
         await asyncio.gather(*(tell(old, new) for tell in self.on_move))
 
 

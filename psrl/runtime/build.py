@@ -35,7 +35,7 @@ from psrl.runtime.kept_actor import Died, KeptActor, KeptLimits, Make, Prepare
 from psrl.runtime.kept_replica import KeptReplica
 from psrl.runtime.loops.validate import Validation
 from psrl.runtime.parameter_server import NUM_KEPT, ParameterServer
-from psrl.runtime.placement import Places
+from psrl.runtime.placement import REPLICAS, Places
 from psrl.runtime.worker_pool import WorkerPool
 from psrl.sandbox import build_interpreter
 from psrl.tools.config import load_tools
@@ -60,7 +60,7 @@ class Cluster:
     def kept(self) -> tuple[KeptActor, ...]:
         """Those that are started again when they die."""
         gateway = () if self.gateway is None else (self.gateway,)
-        return (self.parameter_server.actor, *gateway, *self.fleet.replicas, *self.workers.workers)
+        return (self.parameter_server.actor, *gateway, *self.fleet.all_replicas, *self.workers.workers)
 
     async def push_weights(self, version: PolicyVersion, deadline_s: float) -> None:
         """Have the trainer's weights published as `version`; see `ParameterServer.push`."""
@@ -89,7 +89,9 @@ def make_cluster(config: Config, log_folder: Path, places: Places, *, with_train
     makers, endpoints = _Makers(config, log_folder, places, reports), Addresses()
     parameter_server = makers.parameter_server(train_workers)
     rollout, deadlines = config.gen_actor_rollout_ref.rollout, config.psrl.deadlines
-    replicas = [makers.replica(index, parameter_server, endpoints) for index in range(rollout.num_replicas)]
+    replicas, validating = (
+        [makers.replica(role, index, parameter_server, endpoints) for index in range(places.count(role))] for role in REPLICAS
+    )
     is_behind_smg = starts_gateway(config)
     data_plane = TransferQueueDataPlane(deadline_s=deadlines.data_plane_s, startup_deadline_s=deadlines.startup_s)
     gateway = makers.gateway(replicas, endpoints) if is_behind_smg else None
@@ -104,7 +106,7 @@ def make_cluster(config: Config, log_folder: Path, places: Places, *, with_train
             is_near=is_near(places, is_behind_smg=is_behind_smg),
             note=reports.note,
         ),
-        fleet=Fleet(replicas, parameter_server, is_behind_smg=is_behind_smg),
+        fleet=Fleet(replicas, parameter_server, validating=validating, is_behind_smg=is_behind_smg),
         gateway=gateway,
         parameter_server=parameter_server,
         data_plane=data_plane,
@@ -140,26 +142,26 @@ class _Makers:
 
         return ParameterServer(self._kept("parameter server", make, prepare))
 
-    def replica(self, index: int, parameter_server: ParameterServer, endpoints: Addresses) -> KeptReplica:
-        """A new one listens where the old one did, unless that node is lost."""
-        model, rollout = self._config.train_actor_rollout_ref.model, rollout_of(self._config, index, self._places)
+    def replica(self, role: Role, index: int, parameter_server: ParameterServer, endpoints: Addresses) -> KeptReplica:
+        """Of training or of validation. A new one listens where the old one did, unless that node is lost."""
+        model, rollout = self._config.train_actor_rollout_ref.model, rollout_of(self._config, role, index, self._places)
         log_folder, sync_s = self._log_folder, self._config.psrl.deadlines.weight_sync_s
         drain_s = 0.0 if self._config.psrl.partial_rollout.enable else rollout.request_timeout_s  # running turns end first
 
         def make(port: int) -> ray.actor.ActorHandle:
-            is_elsewhere = self._settle(Role.REPLICA, index)
-            return EngineReplicaActor.options(**self._places.options(Role.REPLICA, index)).remote(
-                index=index,
+            is_elsewhere = self._settle(role, index)
+            return EngineReplicaActor.options(**self._places.options(role, index)).remote(
+                index=index if role is Role.REPLICA else self._places.count(Role.REPLICA) + index,
                 model=model,
                 rollout=rollout,
                 log_folder=log_folder,
                 weight_sync_s=sync_s,
-                host=self._places.host(Role.REPLICA, index),
+                host=self._places.host(role, index),
                 port=0 if is_elsewhere else port,
             )
 
         return KeptReplica(
-            f"engine replica {index}",
+            f"{role.value} {index}",
             make,
             moved=endpoints.move,
             parameter_server=parameter_server,
@@ -211,23 +213,25 @@ class _Makers:
         )
 
 
-def is_near(places: Places, *, is_behind_smg: bool) -> Callable[[int, int], bool]:
+def is_near(places: Places, *, is_behind_smg: bool) -> Callable[[int, int, bool], bool]:
     """Whether an agent worker lies on the node of an instance; behind SMG, which chooses by itself, none is nearer than another."""
 
-    def near(worker: int, instance: int) -> bool:
-        return is_behind_smg or places.address(Role.AGENT_WORKER, worker) == places.address(Role.REPLICA, instance)
+    def near(worker: int, instance: int, is_validation: bool) -> bool:
+        role = Role.VALIDATION_REPLICA if is_validation and places.count(Role.VALIDATION_REPLICA) else Role.REPLICA
+        return is_behind_smg or places.address(Role.AGENT_WORKER, worker) == places.address(role, instance)
 
     return near
 
 
-def rollout_of(config: Config, index: int, places: Places) -> RolloutConfig:
+def rollout_of(config: Config, role: Role, index: int, places: Places) -> RolloutConfig:
     """The settings of one replica: its device, its share of its node's cores, its tensor parallel size."""
     rollout = config.gen_actor_rollout_ref.rollout
-    size, inner = instance_sizes(config)[index], rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+    size = instance_sizes(config)[index if role is Role.REPLICA else 0]
+    inner = rollout.pipeline_model_parallel_size * rollout.data_parallel_size
     return replace(
         rollout,
-        device=places.device(Role.REPLICA, index),
-        num_threads=rollout.num_threads or max(1, places.threads(Role.REPLICA, index) // size),
+        device=places.device(role, index),
+        num_threads=rollout.num_threads or max(1, places.threads(role, index) // size),
         tensor_model_parallel_size=size // inner,
     )
 

@@ -24,8 +24,17 @@ OnUp = Callable[[int, PolicyVersion], None]
 class Fleet:
     """The instances. Who plays or routes knows them by index, from 0."""
 
-    def __init__(self, replicas: Sequence[KeptReplica], parameter_server: ParameterServer, *, is_behind_smg: bool) -> None:
+    def __init__(
+        self,
+        replicas: Sequence[KeptReplica],
+        parameter_server: ParameterServer,
+        *,
+        validating: Sequence[KeptReplica] = (),
+        is_behind_smg: bool,
+    ) -> None:
+        """`validating` serve validation alone; the coordinator knows nothing of them."""
         self.replicas = tuple(replicas)
+        self.validating = tuple(validating)
         self._parameter_server = parameter_server
         self._instances = [self.replicas] if is_behind_smg else [(replica,) for replica in self.replicas]
         self._is_up = [False for _ in self._instances]
@@ -35,6 +44,11 @@ class Fleet:
             for replica in members:
                 replica.wanted = lambda members=members: max(member.version for member in members)
                 replica.on_change(lambda index=index: self._look_at(index))
+
+    @property
+    def all_replicas(self) -> tuple[KeptReplica, ...]:
+        """Training's, then those that serve validation alone."""
+        return (*self.replicas, *self.validating)
 
     @property
     def num_instances(self) -> int:
@@ -68,10 +82,31 @@ class Fleet:
             raise EngineError(f"instance {instance} took no weights: {results[0]}")
         return max(done, key=lambda result: result.seconds)
 
+    async def bring_for_validation(self, version: PolicyVersion) -> list[int]:
+        """Have the replicas that serve validation alone serve a version; their indices.
+
+        Waits for: each of them to be up, then its report; again after one that failed, once it is up again. Unblocked by: the replicas;
+        the caller brings the limit.
+
+        Raises:
+            WeightSyncError: A replica reports other weights than were pushed.
+        """
+
+        async def bring(replica: KeptReplica) -> None:
+            while replica.version != version:
+                await replica.until_up()
+                try:
+                    await replica.sync(self._parameter_server.manifest(version), "keep")
+                except EngineError:
+                    continue  # it is started again
+
+        await asyncio.gather(*(bring(replica) for replica in self.validating))
+        return list(range(len(self.validating)))
+
     def take_brought(self) -> Flow:
         """Weights that came over the network for replicas since the last call."""
         brought = Flow()
-        for replica in self.replicas:
+        for replica in self.all_replicas:
             flow = replica.brought.take()
             brought.add(flow.num_bytes, flow.seconds)
         return brought

@@ -62,6 +62,8 @@ class Endpoints:
 
     generate_urls: Sequence[str]
     """Of native turns: the engines, or SMG in front of them."""
+    validation_urls: Sequence[str] = ()
+    """Of native turns of validation, where that has engines of its own."""
     gateway: GatewayAddress | None = None
     """Of turns in sessions."""
 
@@ -154,6 +156,7 @@ class AgentWorker:
         self._tools: list[Tool] = []
         self._scorer: Scorer | None = None
         self._generator: HttpGenerator | None = None
+        self._val_generator: HttpGenerator | None = None
         self._sessions: SessionClient | None = None
         self._plays: dict[GroupUid, GroupPlay] = {}
         self._leaving: dict[GroupUid, asyncio.Future[list[Episode | BaseException]]] = {}
@@ -190,26 +193,37 @@ class AgentWorker:
             queue = TransferQueueDataPlane(deadline_s=s.data_plane_deadline_s, startup_deadline_s=s.startup_deadline_s)
             await asyncio.to_thread(queue.connect)
             self._data_plane = queue
-        self._generator = HttpGenerator(
-            endpoints.generate_urls,
-            request_timeout_s=s.gen_rollout.request_timeout_s,
-            retry_for_s=s.rollout_gateway.retry_for_s if s.rollout_gateway.enable else s.gen_rollout.startup_timeout_s,
-        )
+        self._generator = self._val_generator = self._generator_at(endpoints.generate_urls)
+        if endpoints.validation_urls:
+            self._val_generator = self._generator_at(endpoints.validation_urls)
         if endpoints.gateway is not None:
             address = endpoints.gateway
             self._sessions = SessionClient(address.url, admin_key=address.admin_key, retry_for_s=s.rollout_gateway.retry_for_s)
         self._train_pool = self._pool_of(s.gen_rollout, self._generator)
-        self._val_pool = self._pool_of(s.val_rollout, self._generator)
+        self._val_pool = self._pool_of(s.val_rollout, self._val_generator)
+
+    def _generator_at(self, urls: Sequence[str]) -> HttpGenerator:
+        s = self._settings
+        return HttpGenerator(
+            urls,
+            request_timeout_s=s.gen_rollout.request_timeout_s,
+            retry_for_s=s.rollout_gateway.retry_for_s if s.rollout_gateway.enable else s.gen_rollout.startup_timeout_s,
+        )
+
+    @property
+    def _generators(self) -> list[HttpGenerator]:
+        """Each once: of training's replicas, and of validation's own."""
+        return list(dict.fromkeys(each for each in (self._generator, self._val_generator) if each is not None))
 
     async def readdress(self, old: str, new: str) -> None:
         """An engine was started again at another URL."""
-        if self._generator is not None:
-            await self._generator.readdress(old, new)
+        for generator in self._generators:
+            await generator.readdress(old, new)
 
     def take_flows(self) -> WorkerFlows:
         """What it sent and got since the last call."""
         rows = Flow() if self._data_plane is None else self._data_plane.flow.take()
-        turns = {} if self._generator is None else {replica.url: replica.flow.take() for replica in self._generator.replicas}
+        turns = {replica.url: replica.flow.take() for generator in self._generators for replica in generator.replicas}
         return WorkerFlows(rows=rows, turns=turns)
 
     def _pool_of(self, rollout: RolloutConfig, generator: HttpGenerator) -> EpisodePool:
@@ -234,8 +248,9 @@ class AgentWorker:
         Waits for: what an earlier attempt of the group still closes here, then its members. Unblocked by: their deadlines.
         """
         tickets, group = request.tickets, request.tickets[0].group
-        pool = self._val_pool if tickets[0].is_validation else self._train_pool
-        assert pool is not None and self._generator is not None, "connect() comes first"
+        is_validation = tickets[0].is_validation
+        pool, generator = (self._val_pool, self._val_generator) if is_validation else (self._train_pool, self._generator)
+        assert pool is not None and generator is not None, "connect() comes first"
         assert group not in self._plays, f"group {group} is already played here"
         play = GroupPlay(
             pool,
@@ -251,7 +266,7 @@ class AgentWorker:
                 await asyncio.wait([before])  # Not awaited itself: a cancellation of this call must not reach what closes.
             for ticket in tickets:
                 if ticket.instance is not None:
-                    self._generator.place(ticket.uid, ticket.instance)
+                    generator.place(ticket.uid, ticket.instance)
             members = await play.run()
             return await self._result(request, members, is_cancelled=play.is_cancelled)
         finally:
@@ -299,8 +314,8 @@ class AgentWorker:
     def _leave(self, group: GroupUid, play: GroupPlay) -> None:
         """Members that still close their environments are this worker's until they have; their group's next attempt waits for them."""
         for ticket in play.tickets:
-            if self._generator is not None:
-                self._generator.forget(ticket.uid)
+            for generator in self._generators:
+                generator.forget(ticket.uid)
         if play.left:
             leaving = asyncio.gather(*play.left, return_exceptions=True)
             self._leaving[group] = leaving
@@ -317,8 +332,8 @@ class AgentWorker:
             await tool.close()
         if self._is_runner_used:
             await self._program_runner.stop()
-        if self._generator is not None:
-            await self._generator.close()
+        for generator in self._generators:
+            await generator.close()
         if self._sessions is not None:
             await self._sessions.aclose()
         await asyncio.to_thread(agent_server().close)

@@ -20,6 +20,7 @@ from psrl.errors import ConfigError, ProcessDiedError
 LOOPBACK = "127.0.0.1"
 ANSWER_S = 1.0
 """A raylet that takes no connection for so long is gone; Ray itself needs some fifteen seconds to say so."""
+REPLICAS = (Role.REPLICA, Role.VALIDATION_REPLICA)
 SHARED_GPU = 0.5
 """Of a GPU, to Ray, that a train worker and a replica have together."""
 
@@ -92,7 +93,12 @@ class Places:
     def threads(self, role: Role, index: int) -> int:
         """Cores of the node, shared among its processes of this kind."""
         place = self._places[role][index]
-        return max(1, self._placement.nodes[place].machine.num_cores // self._places[role].count(place))
+        roles = REPLICAS if role in REPLICAS else (role,)
+        return max(1, self._placement.nodes[place].machine.num_cores // sum(self._places[each].count(place) for each in roles))
+
+    def count(self, role: Role) -> int:
+        """Processes of a kind."""
+        return len(self._places[role])
 
     def address(self, role: Role, index: int) -> str:
         """Of the node of one process."""
@@ -112,7 +118,7 @@ class Places:
             return False
         room = self._room_on(alive, role, index)
         try:
-            if role is Role.REPLICA:
+            if role in REPLICAS:
                 place = place_replica(room, self._placement.gpus_of(role, index))
             else:
                 others = [place for other, place in enumerate(self._places[role]) if other != index and alive[place]]
@@ -140,9 +146,9 @@ class Places:
             for process, place in enumerate(places):
                 if alive[place] and role is not Role.GATEWAY and (role, process) != (leaving, index):
                     # Where GPUs are shared, replicas find those of train workers free.
-                    is_counted = role is Role.REPLICA or not self._placement.shares_gpus
+                    is_counted = role in REPLICAS or not self._placement.shares_gpus
                     gpus = self._placement.gpus_of(role, process) if is_counted else 0
-                    room.take(place, gpus=gpus, is_computing=role in (Role.REPLICA, Role.TRAIN_WORKER) and gpus == 0)
+                    room.take(place, gpus=gpus, is_computing=role in (*REPLICAS, Role.TRAIN_WORKER) and gpus == 0)
         return room
 
 

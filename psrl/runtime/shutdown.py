@@ -46,7 +46,7 @@ async def stop_cluster(cluster: Cluster, *, deadline_s: float) -> list[str]:
     """End every process: politely within the deadline; the end of Ray ends the rest. Returns what did not end politely."""
     stops = {
         **{worker.name: worker.handle.stop.remote() for worker in cluster.workers.workers},
-        **{replica.name: replica.handle.stop.remote() for replica in cluster.fleet.replicas},
+        **{replica.name: replica.handle.stop.remote() for replica in cluster.fleet.all_replicas},
         **({"gateway": cluster.gateway.handle.stop.remote()} if cluster.gateway is not None else {}),
         "TransferQueue": asyncio.to_thread(cluster.data_plane.close),
     }

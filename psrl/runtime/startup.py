@@ -66,9 +66,10 @@ async def start_cluster(cluster: Cluster, config: Config, *, ray_processes: RayP
             await checklist.step("train workers", *(worker.load.remote(address) for worker in cluster.train_workers))
 
     async def engines_and_gateway() -> None:
-        engines = checklist.step("engines", *(replica.start() for replica in cluster.fleet.replicas))
+        engines = checklist.step("engines", *(replica.start() for replica in cluster.fleet.all_replicas))
         if cluster.gateway is None:
-            cluster.endpoints.set(Endpoints(generate_urls=await engines))
+            urls, num_training = await engines, len(cluster.fleet.replicas)
+            cluster.endpoints.set(Endpoints(generate_urls=urls[:num_training], validation_urls=urls[num_training:]))
             return
         urls, (address,) = await asyncio.gather(engines, checklist.step("gateway", cluster.gateway.handle.start.remote()))
         await checklist.step("engines in SMG", cluster.gateway.handle.attach.remote(urls))

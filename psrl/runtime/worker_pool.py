@@ -14,7 +14,7 @@ from psrl.runtime.group_play import EndHow
 from psrl.runtime.groups import GroupRequest, GroupResult, summary_without_episode
 from psrl.runtime.kept_actor import KeptActor
 from psrl.runtime.supervision import answer_of
-from psrl.types import GroupUid, Outcome
+from psrl.types import EpisodeTicket, GroupUid, Outcome
 
 CONTROL_DEADLINE_S = 30.0
 """Of `end_group` and `move_group`, which only tell a worker something."""
@@ -34,10 +34,10 @@ class WorkerPool:
         data_plane: DataPlane,
         max_resends: int,
         note: Callable[[str], None],
-        is_near: Callable[[int, int], bool] = lambda worker, instance: True,
+        is_near: Callable[[int, int, bool], bool] = lambda worker, instance, is_validation: True,
     ) -> None:
         """`max_resends`: a group that cost more workers than that is given up; `note` takes a line for people for what died with groups;
-        `is_near`: whether a worker (by index) lies on the node of an instance."""
+        `is_near`: whether a worker (by index) lies on the node of an instance, of training or of validation."""
         self.workers = tuple(workers)
         self._is_near = is_near
         self._data_plane = data_plane
@@ -67,7 +67,7 @@ class WorkerPool:
         self._playing[group] = None
         try:
             for num_deaths in range(self._max_resends + 1):
-                worker = await self._least_busy(what, until, instance=request.tickets[0].instance)
+                worker = await self._least_busy(what, until, request.tickets[0])
                 try:
                     result = await self._play_in(worker, request, what, until)
                 except ActorDiedError:
@@ -135,7 +135,7 @@ class WorkerPool:
         if not worker.is_up and self._num_playing[worker]:
             self._note(f"{self._num_playing[worker]} groups that were in {worker.name} are played again")
 
-    async def _least_busy(self, what: str, until: float, *, instance: int | None) -> KeptActor:
+    async def _least_busy(self, what: str, until: float, ticket: EpisodeTicket) -> KeptActor:
         """Of those that are up: beside the instance that samples the group's turns, where there is one."""
         while not (up := [worker for worker in self.workers if worker.is_up]):
             self._changed.clear()
@@ -143,8 +143,11 @@ class WorkerPool:
                 await asyncio.wait_for(self._changed.wait(), until - time.monotonic())
             except TimeoutError as error:
                 raise DeadlineError(f"{what}: no agent worker was up before its deadline") from error
-        near = [worker for worker in up if instance is not None and self._is_near(self.workers.index(worker), instance)]
+        near = [worker for worker in up if ticket.instance is not None and self._near(worker, ticket.instance, ticket)]
         return min(near or up, key=lambda worker: self._num_playing[worker])
+
+    def _near(self, worker: KeptActor, instance: int, ticket: EpisodeTicket) -> bool:
+        return self._is_near(self.workers.index(worker), instance, ticket.is_validation)
 
 
 def lost_group(request: GroupRequest, *, error: str) -> GroupResult:

@@ -14,7 +14,10 @@ REFUSED_UNLESS_DEFAULT = {
 """Settings of which only one value passes the checks, so that nothing can depend on them."""
 READ_BY_THE_PLAN = tuple(
     f"psrl.deployment.{name}"
-    for name in ("num_instances", "gpus_per_instance", "share_gpus", "cores_per_node", "memory_gib_per_node", "gpus_per_node", "gpu_memory_gib")
+    for name in (
+        *("num_instances", "num_validation_instances", "gpus_per_instance", "share_gpus"),
+        *("cores_per_node", "memory_gib_per_node", "gpus_per_node", "gpu_memory_gib"),
+    )
 )
 """What `config/placement.py` and `config/plan_of_nodes.py` read for everybody."""
 

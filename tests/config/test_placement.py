@@ -55,6 +55,7 @@ def test_what_ranks_talk_to_lies_beside_rank_0_and_agent_workers_beside_replicas
         Role.PARAMETER_SERVER: (1,),
         Role.STORAGE: (1, 1),
         Role.REPLICA: (2, 2, 2),
+        Role.VALIDATION_REPLICA: (),
         Role.AGENT_WORKER: (2, 2, 2),
         Role.GATEWAY: (0,),
     }
@@ -129,6 +130,17 @@ def test_no_gpu_is_given_twice(ranks, instances, gpus, workers):
 def described(tmp_path, *overrides):
     settings = ("psrl.ray_address=auto", "psrl.deployment.cores_per_node=[64]", "psrl.deployment.memory_gib_per_node=[512]")
     return load_config(str(write_recipe(tmp_path)), [*settings, *overrides], purpose=Purpose.DRY_RUN)
+
+
+def test_replicas_of_validation_come_beside_those_of_training(tmp_path):
+    config = described(
+        tmp_path, "psrl.deployment.num_nodes=1", "psrl.deployment.gpus_per_node=[4]", "psrl.deployment.num_validation_instances=1"
+    )
+    plan = make_plan_of_nodes(config, described_nodes(config))
+    assert "engine replica on 1 GPU, validation replica on 1 GPU" in plan.placement.lines()[0]
+    assert next(row.count for row in plan.plans["node 0"].processes if row.role == "torch engine") == 2
+    with pytest.raises(ConfigError, match="num_validation_instances.*has no effect behind the gateway"):
+        described(tmp_path, "psrl.deployment.num_nodes=1", "psrl.deployment.num_validation_instances=1", "psrl.rollout_gateway.enable=true")
 
 
 def test_described_nodes_need_no_model_here(tmp_path):

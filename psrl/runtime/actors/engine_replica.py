@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import ray
@@ -35,7 +35,7 @@ class SyncResult:
     """From the order to the report."""
     paused_s: float
     """Of them, those in which the replica stood still; with `wait`, also those in which its running requests ended."""
-    brought: Flow
+    brought: Flow = field(default_factory=Flow)
     """What came over the network for it."""
 
 

@@ -163,6 +163,7 @@ class RunLoops:
             done=self._record.validation,
             # A sync under way, a replica that is started again meanwhile, and the sync that is asked for.
             hold_deadline_s=config.psrl.deadlines.startup_s + 2 * config.psrl.deadlines.weight_sync_s,
+            bring=self._cluster.fleet.bring_for_validation if self._cluster.fleet.validating else None,
         )
         self._stall = StallLoop(
             board=self._board, stall_s=config.psrl.deadlines.stall_s, progress=self._progress, tell=self._record.stalled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from psrl.errors import DeadlineError
 from psrl.runtime.board import Board
@@ -104,9 +104,13 @@ class ValidationLoop:
         begun: Callable[[int], None],
         done: Callable[[dict[str, float], int], None],
         hold_deadline_s: float,
+        bring: Callable[[PolicyVersion], Awaitable[Sequence[int]]] | None = None,
     ) -> None:
-        """`begun` and `done` are told the step; `done` the metrics, too."""
+        """`begun` and `done` are told the step; `done` the metrics, too. `bring` has replicas of validation's own serve a version, and
+        names them; None: training's are held at it."""
         self._board = board
+        self._bring = bring
+        self._own: Sequence[int] = ()
         self._validation = validation
         self._begun = begun
         self._done = done
@@ -126,9 +130,13 @@ class ValidationLoop:
         """
         await self._is_idle.wait()
         self._is_idle.clear()
-        self._board.hold(version)
+        if self._bring is None:
+            self._board.hold(version)
         try:
-            await asyncio.wait_for(self._board.until_held(version), self._hold_deadline_s)
+            if self._bring is None:
+                await asyncio.wait_for(self._board.until_held(version), self._hold_deadline_s)
+            else:
+                self._own = await asyncio.wait_for(self._bring(version), self._hold_deadline_s)
         except TimeoutError as error:
             what = f"validation of step {step}: replicas did not take weights {version}"
             raise DeadlineError(f"{what} within {self._hold_deadline_s:g} s") from error
@@ -149,8 +157,9 @@ class ValidationLoop:
             step, version = await self._wanted.get()
             self._begun(step)
             try:
-                instances = self._board.instances_at(version)
+                instances = self._own if self._bring is not None else self._board.instances_at(version)
                 self._done(await self._validation.run(version, step, instances=instances), step)
             finally:
-                self._board.release_hold()
+                if self._bring is None:
+                    self._board.release_hold()
             self._is_idle.set()
