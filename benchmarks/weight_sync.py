@@ -95,7 +95,8 @@ def measure_syncs(folder: Path, shape: str, *, num_replicas: int, rounds: int, t
     settings = TrainWorkerSettings(
         model=model, actor=ActorConfig(), ref=RefConfig(), algorithm=AlgorithmConfig(), critic=CriticConfig(), critic_warmup=0,
         total_steps=1, seed=0, device="cpu", rank=0,
-        world_size=1, collective_timeout_s=WAIT_S, data_plane_deadline_s=WAIT_S, startup_deadline_s=WAIT_S, import_folder=str(folder),
+        world_size=1, collective_timeout_s=WAIT_S, data_plane_deadline_s=WAIT_S, startup_deadline_s=WAIT_S, export_dtype=None,
+        import_folder=str(folder),
     )  # fmt: skip
     server = ParameterServerActor.remote(num_kept=2)
     trainer = TrainWorkerActor.options(name=f"train-worker-of-{num_replicas}-{shape}").remote(settings=settings)

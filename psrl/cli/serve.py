@@ -32,7 +32,7 @@ def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL_PATH_OR_RECIPE", help="A Hugging Face folder, or a recipe's name or file.")],
     host: Annotated[str, typer.Option(help="Of the session router; engines and SMG stay on loopback.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Of the session router; 0 takes a free one.")] = 8000,
-    engine: Annotated[str, typer.Option(help="torch or scripted.")] = "torch",
+    engine: Annotated[str, typer.Option(help="torch, vllm or scripted.")] = "torch",
     script: Annotated[Path | None, typer.Option(help="What the scripted engine answers.")] = None,
     replicas: Annotated[int, typer.Option(min=1, help="Engine processes.")] = 1,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences that an engine decodes at once.")] = 16,
@@ -42,8 +42,8 @@ def serve(
     log_dir: Annotated[Path | None, typer.Option(help="Log files and the admin key; default runs/serve/<time>.")] = None,
 ) -> None:
     """Serve a model as an OpenAI API in sessions. Ctrl-C ends everything."""
-    if engine not in ("torch", "scripted"):
-        raise ConfigError(key="--engine", value=engine, rule="is no choice", fix="set --engine torch or --engine scripted")
+    if engine not in ("torch", "vllm", "scripted"):
+        raise ConfigError(key="--engine", value=engine, rule="is no choice", fix="set --engine torch, vllm or scripted")
     if (engine == "scripted") == (script is None):
         rule = "is what the scripted engine answers, and only it"
         raise ConfigError(key="--script", value=str(script), rule=rule, fix="give --engine scripted and --script FILE together, or neither")

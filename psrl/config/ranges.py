@@ -214,10 +214,10 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 NOT_YET: dict[str, dict[str, str]] = {
-    "psrl.ps_mode": {"nccl": "cpu_ref", "nixl_cpu": "cpu_ref"},
+    "psrl.ps_mode": {"nccl": "cpu_ref"},
 }
 """Choices of the design that this version does not have -> what to use today."""
-CHOICES |= {f"{rollout}.name": ("torch", "vllm", "scripted") for rollout in ROLLOUTS} | {"psrl.ps_mode": ("cpu_ref",)}
+CHOICES |= {f"{rollout}.name": ("torch", "vllm", "scripted") for rollout in ROLLOUTS} | {"psrl.ps_mode": ("cpu_ref", "nixl_cpu")}
 
 
 def check_values(config: Config) -> None:

@@ -254,6 +254,7 @@ def train_worker_settings(config: Config, rank: int, num_ranks: int, places: Pla
         collective_timeout_s=config.psrl.deadlines.train_step_s,
         data_plane_deadline_s=config.psrl.deadlines.data_plane_s,
         startup_deadline_s=config.psrl.deadlines.startup_s,
+        ps_mode=config.psrl.ps_mode,
         export_dtype=config.trainer.export_dtype,
         import_folder=config.import_folder,
     )

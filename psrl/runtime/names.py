@@ -6,6 +6,7 @@ Generators are not among them: `load_tasks` resolves theirs at once.
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import psrl.rewards.custom
@@ -24,6 +25,7 @@ from psrl.config.rollout_gateway import SESSION_LOOPS
 from psrl.config.tree import Config
 from psrl.environments.base import environments
 from psrl.errors import ConfigError
+from psrl.parameter_server.transports.nixl_cpu import MODULES as NIXL_MODULES
 from psrl.registry import Registry
 from psrl.rewards.base import scorers
 from psrl.runtime.engines import vllm_python
@@ -70,6 +72,9 @@ def resolve_names(config: Config) -> None:
             _check_loop(value, key, config)
     if config.gen_actor_rollout_ref.rollout.name == "vllm":
         vllm_python(config.gen_actor_rollout_ref.rollout)
+    if config.psrl.ps_mode == "nixl_cpu" and not any(importlib.util.find_spec(name.partition(".")[0]) for name in NIXL_MODULES):
+        fix = "pip install nixl, or set psrl.ps_mode=cpu_ref"
+        raise ConfigError(key="psrl.ps_mode", value="nixl_cpu", rule="NIXL is not installed", fix=fix)
 
 
 def check_loop_of(task: Task, config: Config) -> None:

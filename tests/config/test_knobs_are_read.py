@@ -9,7 +9,6 @@ from psrl.config.tree import Config
 PACKAGE = Path(__file__).parent.parent.parent / "psrl"
 REFUSED_UNLESS_DEFAULT = {
     "data.return_raw_chat": "verl's switch, kept for its users' files: false is refused",
-    "psrl.ps_mode": "has one choice in this version",
 }
 """Settings of which only one value passes the checks, so that nothing can depend on them."""
 READ_BY_THE_PLAN = tuple(

@@ -179,8 +179,8 @@ def test_an_update_inside_a_turn_gives_two_version_spans_and_a_report(engine_url
         old = await replica.version()
         manifest = next_versions(old + 1)
         running = await begun_turn(replica, max_tokens=400)
+        await replica.pause("keep")  # before staging: on a busy machine the turn could end meanwhile
         await replica.stage_weights(manifest)
-        await replica.pause("keep")
         report = await replica.finish_weights(manifest.version)
         await replica.resume()
         return old, manifest, report, await running, await replica.version()

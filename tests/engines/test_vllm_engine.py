@@ -65,6 +65,37 @@ async def serve_version(replica, folder):
     return version
 
 
+def test_an_adapter_is_added_to_the_weights_of_the_start_and_not_to_those_of_its_predecessor(vllm_url, qwen3_folder):
+    """Twice in a row, each time onto the folder's weights."""
+    layers = [f"model.layers.{n}.{name}" for n in (0, 1) for name in ("self_attn.k_proj", "mlp.down_proj")]
+    model = AutoModelForCausalLM.from_pretrained(qwen3_folder, dtype=torch.float32)
+    start = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def adapter(seed):
+        torch.manual_seed(seed)
+        sizes = {layer: start[f"{layer}.weight"].shape for layer in layers}
+        a = {f"{layer}.lora_A.weight": torch.randn(4, size[1]) for layer, size in sizes.items()}
+        return a | {f"{layer}.lora_B.weight": torch.randn(size[0], 4) * 0.1 for layer, size in sizes.items()}
+
+    async def body(replica):
+        for seed in (1, 2):
+            version = await replica.version() + 1
+            shared = publish_tensors(adapter(seed), version)
+            staged = await replica.stage_weights(shared.manifest)
+            shared.close()
+            await replica.finish_weights(version)
+            assert staged.num_matched == staged.num_expected == 8
+        return await replica.generate(turn())
+
+    sampled = with_replica(vllm_url, body)
+    last = adapter(2)
+    for layer in layers:
+        model.get_parameter(f"{layer}.weight").data = (
+            start[f"{layer}.weight"] + last[f"{layer}.lora_B.weight"] @ last[f"{layer}.lora_A.weight"]
+        )
+    assert sampled.logprobs == pytest.approx(reference_logprobs(model, PROMPT, sampled.token_ids), abs=1e-4)
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_after_an_update_logprobs_are_those_of_a_forward_pass_with_the_new_weights(vllm_url, other_folder, sampling):
     """The embeddings are tied: the head must have been packed again."""
@@ -136,7 +167,7 @@ def test_a_version_with_a_tensor_of_another_shape_is_refused_and_the_old_one_is_
 def test_an_update_without_a_pause_happens_between_two_steps_of_running_turns(vllm_url, other_folder):
     async def body(replica):
         old = await replica.version()
-        running = await begun_turn(replica, max_tokens=800)
+        running = await begun_turn(replica, max_tokens=1900)
         shared = publish_tensors(load_file(other_folder / "model.safetensors"), old + 1)
         await replica.stage_weights(shared.manifest)
         await replica.finish_weights(old + 1)
@@ -144,7 +175,7 @@ def test_an_update_without_a_pause_happens_between_two_steps_of_running_turns(vl
         return old, await running
 
     old, sampled = with_replica(vllm_url, body)
-    assert (sampled.policy_versions[0], sampled.policy_versions[-1], len(sampled.token_ids)) == (old, old + 1, 800)
+    assert (sampled.policy_versions[0], sampled.policy_versions[-1], len(sampled.token_ids)) == (old, old + 1, 1900)
 
 
 def test_it_ends_with_all_its_processes_when_it_is_told_to_and_dies_when_vllms_engine_dies(qwen3_folder, tmp_path):

@@ -49,6 +49,23 @@ def test_tensors_of_another_model_are_refused(tensors, cause):
         check_shapes(manifest_of(**tensors), SHAPES)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "cause"),
+    [
+        ("a.lora_B.weight", (2, 4), None),
+        ("a.lora_B.weight", (3, 4), r"a.lora_B.weight has shape \(3, 4\), the model has \(2, 4\)"),
+        ("b.lora_B.weight", (4, 4), "b.lora_B.weight of an adapter belongs to no linear layer"),
+    ],
+)
+def test_an_adapter_must_fit_layers_of_the_model(name, shape, cause):
+    manifest = lay_out([("a.lora_A.weight", torch.zeros(4, 3)), (name, torch.zeros(shape))], version=1)
+    if cause is None:
+        check_shapes(manifest, SHAPES)
+    else:
+        with pytest.raises(WeightSyncError, match=cause):
+            check_shapes(manifest, SHAPES)
+
+
 def test_a_whole_version_is_reported_as_it_was_pushed():
     shared = publish_tensors({"a.weight": torch.ones(2, 3), "b.weight": torch.ones(4)}, 5)
     report = checked_report(shared.manifest, SHAPES)

@@ -1,10 +1,13 @@
 """Weights on a node that cannot map the trainer's memory: two raylets on this machine stand for two nodes."""
 
+import importlib.util
+
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from psrl.parameter_server.transports.nixl_cpu import MODULES as NIXL_MODULES
 from psrl.runtime.actors.parameter_server import ParameterServerActor
 from tests.engines.tiny_models import save_tiny_qwen3
 from tests.runtime.weight_kit import engines, mapped_versions, replica_actor, train_worker, wait
@@ -12,7 +15,10 @@ from tests.runtime.weight_kit import engines, mapped_versions, replica_actor, tr
 pytestmark = pytest.mark.slow
 
 
-def test_another_node_gets_one_copy_for_all_its_replicas(tmp_path):
+@pytest.mark.parametrize("ps_mode", ["cpu_ref", "nixl_cpu"])
+def test_another_node_gets_one_copy_for_all_its_replicas(tmp_path, ps_mode):
+    if ps_mode == "nixl_cpu" and not any(importlib.util.find_spec(name.partition(".")[0]) for name in NIXL_MODULES):
+        pytest.skip("NIXL is not installed")
     folder = save_tiny_qwen3(tmp_path / "model", seed=1)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     try:
@@ -23,7 +29,7 @@ def test_another_node_gets_one_copy_for_all_its_replicas(tmp_path):
         here = {"scheduling_strategy": NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)}
         server = ParameterServerActor.remote(num_kept=2)
         replicas = [replica_actor(folder, tmp_path, 0, **here), *(replica_actor(folder, tmp_path, n, **there) for n in (1, 2))]
-        worker = train_worker(folder, **here)
+        worker = train_worker(folder, ps_mode=ps_mode, **here)
         wait([replica.start.remote() for replica in replicas])
         for version in (1, 2, 3):
             manifest = wait(worker.push.remote(server, version))

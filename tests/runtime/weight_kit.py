@@ -21,7 +21,7 @@ def wait(reference):
     return ray.get(reference, timeout=WAIT_S)
 
 
-def train_worker(folder: Path, **options):
+def train_worker(folder: Path, *, ps_mode: str = "cpu_ref", **options):
     settings = TrainWorkerSettings(
         model=ModelConfig(path=str(folder)),
         actor=ActorConfig(),
@@ -37,6 +37,8 @@ def train_worker(folder: Path, **options):
         collective_timeout_s=WAIT_S,
         data_plane_deadline_s=WAIT_S,
         startup_deadline_s=WAIT_S,
+        ps_mode=ps_mode,
+        export_dtype=None,
         import_folder=str(folder),
     )
     worker = TrainWorkerActor.options(name="train-worker-0", **options).remote(settings=settings)

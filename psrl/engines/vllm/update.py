@@ -7,10 +7,11 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from psrl.engines.torch.adapter import A_SUFFIX, B_SUFFIX, is_adapter
 from psrl.errors import EngineError, WeightSyncError
 from psrl.parameter_server.checksum import checksum
 from psrl.parameter_server.transports.shared_memory import open_version
-from psrl.protocols import WeightManifest, WeightReport
+from psrl.protocols import TensorSlice, WeightManifest, WeightReport
 from psrl.types import PolicyVersion
 
 CHECKSUM_OF_START = "start"
@@ -50,16 +51,19 @@ def checked_report(manifest: WeightManifest, shapes: Shapes) -> WeightReport:
     found = checksum(open_version(manifest))
     if found != manifest.checksum:
         raise WeightSyncError(f"version {manifest.version} has checksum {found}, its manifest says {manifest.checksum}")
-    return WeightReport(version=manifest.version, num_matched=len(manifest.tensors), num_expected=len(shapes), checksum=found)
+    count = len(manifest.tensors)  # each of them has its place, and each place has one
+    return WeightReport(version=manifest.version, num_matched=count, num_expected=count, checksum=found)
 
 
 def check_shapes(manifest: WeightManifest, shapes: Shapes) -> None:
-    """The manifest has the model's tensors, all of them and no others, as floating-point numbers.
+    """The manifest has the model's tensors, all of them and no others, or an adapter's that fits them, as floating-point numbers.
 
     Raises:
         WeightSyncError: It has not.
     """
     given = {piece.name: piece for piece in manifest.tensors}
+    if is_adapter(given):
+        shapes = _adapter_shapes(given, shapes)
     missing, unknown = sorted(set(shapes) - set(given)), sorted(set(given) - set(shapes))
     if missing or unknown:
         matching = len(set(given) & set(shapes))
@@ -69,3 +73,15 @@ def check_shapes(manifest: WeightManifest, shapes: Shapes) -> None:
             raise WeightSyncError(f"tensor {name} has shape {given[name].shape}, the model has {shape}")
         if given[name].dtype not in FLOATING:
             raise WeightSyncError(f"tensor {name} is {given[name].dtype}, not a floating-point type")
+
+
+def _adapter_shapes(given: Mapping[str, TensorSlice], shapes: Shapes) -> Shapes:
+    """What an adapter of these layers must have: A [r, in] and B [out, r] for each weight [out, in]."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for name in given:
+        layer = name.removesuffix(A_SUFFIX).removesuffix(B_SUFFIX)
+        weight, a = shapes.get(f"{layer}.weight"), given.get(f"{layer}{A_SUFFIX}")
+        if weight is None or a is None or len(weight) != 2 or len(a.shape) != 2:
+            raise WeightSyncError(f"tensor {name} of an adapter belongs to no linear layer of the model, or has no partner")
+        expected |= {f"{layer}{A_SUFFIX}": (a.shape[0], weight[1]), f"{layer}{B_SUFFIX}": (weight[0], a.shape[0])}
+    return expected

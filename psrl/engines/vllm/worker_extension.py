@@ -10,11 +10,15 @@ nothing of vLLM's before it is in a worker.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 
 from psrl.engine_client.bodies import manifest_from_json
+from psrl.engines.torch.adapter import A_SUFFIX, B_SUFFIX, is_adapter
 from psrl.errors import PsrlError
 from psrl.parameter_server.layout import read_tensors
 from psrl.parameter_server.transports.shared_memory import open_version
@@ -90,7 +94,7 @@ class PsrlWorker:
             expected = {name for name, _ in model.named_parameters()}  # one that is tied has the name of its first place
             initialize_layerwise_reload(model)
             try:
-                loaded = model.load_weights(iter(tensors.items()))
+                loaded = model.load_weights(self._psrl_weights(tensors))
             finally:
                 finalize_layerwise_reload(model, self.model_runner.model_config)
             if loaded is not None and not expected <= loaded:
@@ -99,6 +103,18 @@ class PsrlWorker:
             _pack_heads(model)
         else:
             torch.accelerator.synchronize()
+
+    def _psrl_weights(self, tensors: Tensors) -> Iterator[tuple[str, torch.Tensor]]:
+        """A whole model as it is; an adapter added to the weights of the model's folder, in float32 and from there each time."""
+        if not is_adapter(tensors):
+            yield from tensors.items()
+            return
+        for path in sorted(Path(self.model_runner.model_config.model).glob("*.safetensors")):
+            with safe_open(path, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 (not a dict)
+                    start, layer = opened.get_tensor(name), name.removesuffix(".weight")
+                    a, b = tensors.get(layer + A_SUFFIX), tensors.get(layer + B_SUFFIX)
+                    yield name, start if a is None or b is None else (start.float() + b.float() @ a.float()).to(start.dtype)
 
 
 def _pack_heads(model: torch.nn.Module) -> None:

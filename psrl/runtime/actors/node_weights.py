@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from psrl.parameter_server.transports.nixl_cpu import NixlReader
 from psrl.parameter_server.transports.shared_memory import SharedVersion, publish
 from psrl.protocols import WeightManifest
 from psrl.telemetry.flow import Flow
@@ -17,7 +18,11 @@ from psrl.types import PolicyVersion
 
 NODE = "node"
 """In a manifest's location: the node on which the path means something."""
+PS_MODE = "ps_mode"
+"""In a manifest's location: how other nodes get it."""
 NUM_KEPT = 2
+READ_TIMEOUT_S = 120.0
+"""Of a version by NIXL; the lease of a pull is as long by default."""
 
 
 class NodeWeights:
@@ -63,6 +68,7 @@ class NodeWeightsActor:
     def __init__(self) -> None:
         self._versions: dict[PolicyVersion, SharedVersion] = {}
         self._bringing = asyncio.Lock()
+        self._nixl: NixlReader | None = None
 
     async def bring(self, manifest: WeightManifest, writer: str) -> tuple[WeightManifest, Flow]:
         """Where the version lies on this node; fetched for the first who asks, and what that took.
@@ -75,7 +81,7 @@ class NodeWeightsActor:
             shared = self._versions.get(manifest.version)
             if shared is None or shared.manifest.checksum != manifest.checksum:
                 began = time.perf_counter()
-                buffer: np.ndarray = await ray.get_actor(writer).weights.remote(manifest.version)
+                buffer = await self._bytes_of(manifest, ray.get_actor(writer))
                 flow.add(buffer.nbytes, time.perf_counter() - began)
                 shared = await asyncio.to_thread(publish, manifest, [(0, buffer)])
                 superseded = self._versions.pop(manifest.version, None)
@@ -85,3 +91,13 @@ class NodeWeightsActor:
                 for old in sorted(self._versions)[:-NUM_KEPT]:
                     self._versions.pop(old).close()
             return shared.manifest, flow
+
+    async def _bytes_of(self, manifest: WeightManifest, writer: ray.actor.ActorHandle) -> np.ndarray:
+        """Sent by the writer through Ray's object store, or read from its memory by NIXL."""
+        if manifest.location[PS_MODE] == "cpu_ref":
+            sent: np.ndarray = await writer.weights.remote(manifest.version)
+            return sent
+        if self._nixl is None:
+            self._nixl = NixlReader()
+        offer = await writer.offer_weights.remote(manifest.version)
+        return await asyncio.to_thread(self._nixl.read, offer, timeout_s=READ_TIMEOUT_S)

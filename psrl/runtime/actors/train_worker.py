@@ -23,10 +23,11 @@ from psrl.config.model import ModelConfig
 from psrl.data_plane import KVBatchMeta
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.errors import WeightSyncError
+from psrl.parameter_server.transports.nixl_cpu import MemoryOffer, NixlWriter
 from psrl.parameter_server.transports.shared_memory import SharedVersion, open_version
 from psrl.parameter_server.versions import Lease
 from psrl.protocols import WeightManifest
-from psrl.runtime.actors.node_weights import NODE
+from psrl.runtime.actors.node_weights import NODE, PS_MODE
 from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.devices import resolved_device
 from psrl.runtime.imports import make_importable
@@ -55,6 +56,8 @@ class TrainWorkerSettings:
     collective_timeout_s: float
     data_plane_deadline_s: float
     startup_deadline_s: float
+    ps_mode: str = "cpu_ref"
+    """How weights reach other nodes."""
     export_dtype: str | None
     """Of the exported weights; None: as model.dtype."""
     import_folder: str
@@ -73,6 +76,7 @@ class TrainWorkerActor(Pinged):
         self._rank: TrainRank | None = None
         self._published: dict[PolicyVersion, SharedVersion] = {}
         """Of rank 0: what the parameter server holds."""
+        self._nixl: NixlWriter | None = None
 
     async def rendezvous(self) -> str:
         """An address on this node that all ranks can meet at."""
@@ -157,6 +161,13 @@ class TrainWorkerActor(Pinged):
         buffer.flags.writeable = False
         return buffer
 
+    async def offer_weights(self, version: PolicyVersion) -> MemoryOffer:
+        """Where NIXL finds what `weights` would return; nothing is sent. WeightSyncError: it is no longer held, or there is no NIXL."""
+        buffer = await self.weights(version)
+        if self._nixl is None:
+            self._nixl = NixlWriter()
+        return self._nixl.offer(version, buffer)
+
     async def save(self, folder: Path) -> None:
         """Weights, optimizer, schedule and RNG into `folder`."""
         await self._in_thread(lambda: self._the_rank.save(folder))
@@ -176,12 +187,15 @@ class TrainWorkerActor(Pinged):
 
     async def _commit(self, parameter_server: ray.actor.ActorHandle, lease: Lease, shared: SharedVersion) -> WeightManifest:
         """Make a written version visible, and free what nobody can pull any more."""
-        location = shared.manifest.location | {NODE: ray.get_runtime_context().get_node_id()}
+        here = {NODE: ray.get_runtime_context().get_node_id(), PS_MODE: self._settings.ps_mode}
+        location = shared.manifest.location | here
         manifest = dataclasses.replace(shared.manifest, location=location)
         held = await parameter_server.commit_push.remote(lease, manifest, ray.get_runtime_context().get_actor_name() or "")
         self._published[manifest.version] = shared
         for old in [old for old in self._published if old < manifest.version and old not in held]:
             self._published.pop(old).close()
+        if self._nixl is not None:
+            self._nixl.keep_only(set(self._published))
         return manifest
 
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
