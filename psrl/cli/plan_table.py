@@ -14,13 +14,15 @@ def print_dry_run(config: Config, plan: Plan | PlanOfNodes) -> None:
     console = Console(soft_wrap=True)
     console.print(to_yaml(config), markup=False, highlight=False)
     if isinstance(plan, Plan):
-        _print_plan(console, plan)
+        print_plan(plan)
+        console.print("nothing was started")
         return
     for names, plan_of_node in _equal_plans(plan):
         console.print(f"[bold]{names}[/bold]")
-        _print_plan(console, plan_of_node)
+        print_plan(plan_of_node)
     for line in plan.placement.lines():
         console.print(line, markup=False, highlight=False)
+    console.print("nothing was started")
 
 
 def _equal_plans(plan: PlanOfNodes) -> list[tuple[str, Plan]]:
@@ -35,12 +37,14 @@ def _equal_plans(plan: PlanOfNodes) -> list[tuple[str, Plan]]:
     return [(", ".join(names), plan_of_node) for names, plan_of_node in found]
 
 
-def _print_plan(console: Console, plan: Plan) -> None:
+def print_plan(plan: Plan) -> None:
+    """The table and its sums."""
+    console = Console(soft_wrap=True)
     console.print(plan_table(plan))
     machine = plan.machine
     gpus = f", {machine.num_gpus} GPUs" if machine.num_gpus else ""
     memory = f"{plan.memory_bytes / 2**30:.1f} of {machine.memory_bytes / 2**30:.1f} GiB"
-    console.print(f"{plan.num_processes} processes, {memory}, {machine.num_cores} cores{gpus}; nothing was started")
+    console.print(f"{plan.num_processes} processes, {memory}, {machine.num_cores} cores{gpus}")
 
 
 def plan_table(plan: Plan) -> Table:

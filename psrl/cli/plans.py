@@ -7,8 +7,8 @@ from psrl.config.plan_of_nodes import PlanOfNodes
 from psrl.config.tree import Config
 
 
-def check_plan(config: Config, *, with_training: bool = True) -> None:
-    """Refuse what this machine cannot hold. A cluster is looked at when the run has joined it.
+def check_plan(config: Config, *, with_training: bool = True) -> Plan | None:
+    """The plan of this machine, which must hold it; None for a cluster, which is looked at when the run has joined it.
 
     Raises:
         ConfigError: It cannot.
@@ -18,7 +18,8 @@ def check_plan(config: Config, *, with_training: bool = True) -> None:
     from psrl.config.plan import make_plan
 
     if config.psrl.ray_address == LOCAL:
-        make_plan(config, read_machine(), with_training=with_training)
+        return make_plan(config, read_machine(), with_training=with_training)
+    return None
 
 
 def plan_to_show(config: Config) -> Plan | PlanOfNodes:

@@ -46,7 +46,11 @@ def train(
 
         print_dry_run(config, plan_to_show(config))
         return
-    check_plan(config)
+    plan = check_plan(config)
+    if plan is not None:
+        from psrl.cli.plan_table import print_plan
+
+        print_plan(plan)
     from psrl.cli.summary import print_summary
     from psrl.runtime import controller
 

@@ -81,6 +81,7 @@ def make_rank(
     critic=None,
     critic_warmup=0,
     model=None,
+    device="cpu",
     **actor,
 ):
     """A TrainRank that is set up; weight decay is off so that no gradient means no change."""
@@ -91,7 +92,7 @@ def make_rank(
             mask_truncated=mask_truncated, rollout_correction=RolloutCorrectionConfig(**(correction or {})), **(algorithm or {})
         ),
         critic=critic or CriticConfig(), critic_warmup=critic_warmup,
-        total_steps=10, seed=1, device="cpu", rank=rank, world_size=world_size, data_plane=data_plane, timeout_s=180.0,
+        total_steps=10, seed=1, device=device, rank=rank, world_size=world_size, data_plane=data_plane, timeout_s=180.0,
     )  # fmt: skip
     trainer.setup(init_method)
     return trainer
