@@ -5,6 +5,7 @@ import pytest
 from psrl.config.machine import Machine
 from psrl.config.placement import Demand, Node, Role, place
 from psrl.errors import ConfigError, ProcessDiedError
+from psrl.runtime.build import is_near
 from psrl.runtime.placement import LOOPBACK, Places, RayNode, interface_of
 
 NODE_ID = "{:056x}"
@@ -73,13 +74,13 @@ def test_a_replica_finds_no_room_where_gpus_are_taken():
 
 
 def test_a_shared_gpu_takes_its_replica_again():
-    nodes = [node("a", cpus=16, gpus=1), node("b", cpus=16, gpus=1)]
-    places, alive = places_of(nodes, demand(num_ranks=1, rank_gpus=1, instance_gpus=(1,), share_gpus="always"))
+    nodes = [node("a", cpus=16, gpus=2), node("b", cpus=16, gpus=1)]
+    places, alive = places_of(nodes, demand(num_ranks=2, rank_gpus=1, instance_gpus=(1,), share_gpus="always"))
     assert places.options(Role.REPLICA, 0)["num_gpus"] == 0.5
-    assert places.address(Role.REPLICA, 0) == "10.0.0.1"
-    alive[0] = False
-    assert places.settle(Role.REPLICA, 0)
     assert places.address(Role.REPLICA, 0) == "10.0.0.2"
+    alive[1] = False
+    assert places.settle(Role.REPLICA, 0)
+    assert places.address(Role.REPLICA, 0) == "10.0.0.1"
 
 
 def test_threads_are_shared_on_a_node_and_not_over_the_run():
@@ -92,3 +93,14 @@ def test_threads_are_shared_on_a_node_and_not_over_the_run():
 def test_an_interface_is_found_by_its_address():
     assert interface_of(LOOPBACK) is not None
     assert interface_of("203.0.113.77") is None
+
+
+def test_an_agent_worker_is_near_the_instances_of_its_node():
+    places, _ = places_of([node("a", cpus=16), node("b", cpus=16)], demand(validation_gpus=(0,)))
+    assert [places.address(Role.AGENT_WORKER, worker)[-1] for worker in (0, 1)] == ["2", "1"]
+    near = is_near(places, is_behind_smg=False)
+    assert [near(worker, 0, False) for worker in (0, 1)] == [True, False]
+    assert [near(worker, 1, False) for worker in (0, 1)] == [False, True]
+    on = places.address(Role.VALIDATION_REPLICA, 0)
+    assert [near(worker, 0, True) for worker in (0, 1)] == [places.address(Role.AGENT_WORKER, worker) == on for worker in (0, 1)]
+    assert is_near(places, is_behind_smg=True)(0, 1, False)
