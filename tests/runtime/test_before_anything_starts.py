@@ -103,3 +103,14 @@ def test_a_row_whose_loop_needs_sessions_says_how_to_start_the_gateway(tmp_path)
     unused = [f"{key}={DEFAULTS[key]}" for key in ("data.generator.num_train", "data.generator.num_val")]
     with pytest.raises(ConfigError, match=r"multi_turn_completion_agent.*Fix: set psrl\.rollout_gateway\.enable=true"):
         tasks_of("data.generator.name=null", f"data.train_files=[{tmp_path}/rows.jsonl]", *unused)
+
+
+@pytest.mark.parametrize(
+    ("override", "fix"),
+    [("gen_actor_rollout_ref.rollout.name=vllm", r"scripts/setup\.sh vllm"), ("psrl.ps_mode=nixl_cpu", "pip install nixl")],
+)
+def test_what_is_not_installed_is_refused_with_the_command_that_installs_it(override, fix, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    monkeypatch.setattr("psrl.runtime.names.NIXL_MODULES", ("no_such_nixl",))
+    with pytest.raises(ConfigError, match=fix):
+        resolve_names(load_config("retool_tiny", [override]))
