@@ -83,7 +83,7 @@ def make_sft_plan(config: Config, machine: Machine) -> Plan:
     Raises:
         ConfigError: As make_plan.
     """
-    return checked(Plan(machine=machine, processes=(fine_tuning(config),)))
+    return checked(Plan(machine=machine, processes=(fine_tuning(config, machine),)))
 
 
 def checked(plan: Plan) -> Plan:

@@ -82,7 +82,8 @@ def training_memory(config: Config, size: ModelSize) -> TrainingMemory:
     weights = size.num_parameters * param_bytes
     trained = adapter_parameters(model, size) * FLOAT32_BYTES if model.lora_rank else weights
     others = 0
-    if actor.use_kl_loss and (not model.lora_rank or config.train_actor_rollout_ref.ref.path):
+    needs_reference = actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    if needs_reference and (not model.lora_rank or config.train_actor_rollout_ref.ref.path):
         others += weights
     if config.algorithm.adv_estimator == "gae":
         critic = read_model_size(config.critic.model.path) if config.critic.model.path else size
@@ -107,19 +108,23 @@ def micro_batch_tokens(config: Config) -> int:
     return min(most, rows * (rollout.prompt_length + rollout.response_length))
 
 
-def fine_tuning(config: Config) -> PlannedProcess:
-    """The one process of supervised fine-tuning."""
-    model = config.train_actor_rollout_ref.model
+def fine_tuning(config: Config, machine: Machine) -> PlannedProcess:
+    """The ranks of supervised fine-tuning."""
+    model, count = config.train_actor_rollout_ref.model, config.trainer.num_workers
     size, sft = read_model_size(model.path), config.sft
-    # Weights, gradients and AdamW's two moments; a copy of the weights to save.
-    states = size.num_parameters * DTYPE_BYTES[model.dtype] * 5
+    whole_copy = size.num_parameters * DTYPE_BYTES[model.dtype] // count  # to save, at rank 0; the plan's rows are equal
+    # Weights, gradients and AdamW's two moments.
+    states = 4 * whole_copy
     tokens = min(max(SFT_MICRO_BATCH_TOKENS, sft.max_length), sft.batch_size * sft.max_length)
-    kept = activation_bytes(size, tokens, dtype=model.served_dtype) + _logit_bytes(size, tokens)
+    is_checkpointed = config.train_actor_rollout_ref.actor.gradient_checkpointing
+    kept = activation_bytes(size, tokens, dtype=model.served_dtype, is_checkpointed=is_checkpointed) + _logit_bytes(size, tokens)
+    on_gpu = config.trainer.device == "cuda" or (config.trainer.device == "auto" and machine.num_gpus > 0)
     return PlannedProcess(
         role="fine-tuning",
-        count=1,
+        count=count,
         num_cores=0,
-        memory_bytes=PROCESS_BYTES["torch"] + states + kept,
+        memory_bytes=PROCESS_BYTES["torch"] + whole_copy + (0 if on_gpu else states + kept),
+        gpu_bytes=states + kept if on_gpu else 0,
         reason=f"weights, gradients, AdamW {states / MIB:.0f} MiB; activations of {tokens} tokens {kept / MIB:.0f} MiB",
         key="sft.batch_size" if kept > states else "train_actor_rollout_ref.model.path",
     )

@@ -1,36 +1,76 @@
-"""Supervised fine-tuning of a recipe: its demonstrations, laid out by the run's renderer, to `training.sft`. One process, no Ray."""
+"""Supervised fine-tuning of a recipe: its demonstrations, laid out by the run's renderer, to `training.sft`. No Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
+from torch import multiprocessing
 
 from psrl.chat.renderer import load_renderer
 from psrl.config.sft import SftConfig
 from psrl.config.tree import Config
 from psrl.datasets.demonstrations import Demonstration, load_demonstrations, tokens_of_all
 from psrl.datasets.generators import build_generator
-from psrl.errors import ConfigError
-from psrl.training.sft import SftProgress, SftRow, train_sft
+from psrl.errors import ConfigError, ProcessDiedError
+from psrl.processes.child import free_port
+from psrl.runtime.devices import resolved_device
+from psrl.training.sft import SftProgress, SftRank, SftRow, train_sft
+from psrl.training.threads import share_of_cores
 
 NUM_PROGRESS_LINES = 20
 
 
 def run_sft(config: Config) -> Path:
-    """Fine-tune on `sft.generator` or `sft.train_files`; the folder of the new model.
+    """Fine-tune on `sft.generator` or `sft.train_files`, on `trainer.num_workers` ranks of this machine; the folder of the new model.
 
     Raises:
         ConfigError: The demonstrations cannot be used.
         TrainingError: A loss is not finite, or there is nothing to learn.
+        ProcessDiedError: One of several ranks ended; with its last words.
     """
-    demonstrations = _demonstrations(config.sft)
+    num_ranks = config.trainer.num_workers
+    if num_ranks == 1:
+        _fine_tune(0, config, "")
+        return Path(config.sft.output_path)
+    next(_rows(config))  # what is wrong with the demonstrations is said here, and not by every rank
+    try:
+        multiprocessing.spawn(_fine_tune, args=(config, f"tcp://127.0.0.1:{free_port()}"), nprocs=num_ranks)
+    except (multiprocessing.ProcessRaisedException, multiprocessing.ProcessExitedException) as error:
+        last_words = str(error).strip().splitlines()[-1]
+        raise ProcessDiedError(f"rank {error.error_index} of fine-tuning ended: {last_words}") from error
+    return Path(config.sft.output_path)
+
+
+def _fine_tune(rank: int, config: Config, init_method: str) -> None:
+    """One rank, to its end; rank 0 prints the progress."""
+    trainer, actor = config.trainer, config.train_actor_rollout_ref.actor
+    device = resolved_device(trainer.device)
+    if device == "cuda":
+        device = f"cuda:{rank}"
+        torch.cuda.set_device(rank)
+    elif trainer.num_workers > 1:
+        torch.set_num_threads(share_of_cores(trainer.num_workers))
+    place = SftRank(
+        device=device,
+        rank=rank,
+        world_size=trainer.num_workers,
+        init_method=init_method,
+        fsdp=actor.fsdp_config,
+        gradient_checkpointing=actor.gradient_checkpointing,
+        timeout_s=config.psrl.deadlines.train_step_s,
+    )
+    on_step = _progress_printer(config.sft.num_steps) if rank == 0 else None
+    train_sft(config.sft, config.train_actor_rollout_ref.model, _rows(config), on_step=on_step, rank=place)
+
+
+def _rows(config: Config) -> Iterator[SftRow]:
     model, tool_format = config.train_actor_rollout_ref.model, config.gen_actor_rollout_ref.rollout.multi_turn.format
     renderer = load_renderer(model.tokenizer_path or model.path, tool_format=tool_format, history_thinking=model.history_thinking)
-    rows = (SftRow(each.ids, each.loss_mask) for each in tokens_of_all(demonstrations, renderer))
-    train_sft(config.sft, model, rows, on_step=_progress_printer(config.sft.num_steps))
-    return Path(config.sft.output_path)
+    for tokens in tokens_of_all(_demonstrations(config.sft), renderer):
+        yield SftRow(tokens.ids, tokens.loss_mask)
 
 
 def _demonstrations(settings: SftConfig) -> Sequence[Demonstration]:

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on token ids with a loss mask: the cold start. One process, no Ray.
+"""Supervised fine-tuning on token ids with a loss mask: the cold start. One process, or one for each rank of FSDP2; no Ray.
 
 The loss of a step is the mean over all its trained tokens, whatever the micro-batches. Rows are taken in the order given; when they end,
 further epochs are shuffled by `sft.seed`.
@@ -11,18 +11,22 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 
+from psrl.config.actor import FsdpConfig
 from psrl.config.model import ModelConfig
 from psrl.config.sft import SftConfig
 from psrl.errors import RowTooLongError, TrainingError
 from psrl.training.export import save_hf_folder
-from psrl.training.model import PolicyModel, load_model
+from psrl.training.gradients import clip_gradients
+from psrl.training.model import DTYPES, PolicyModel, load_model
 from psrl.training.optim import make_optimizer, make_scheduler
 from psrl.training.packing import model_inputs, pack
-from psrl.training.whole_weights import named_full_tensors
+from psrl.training.sharding import Sharding, reduce_over_copies
+from psrl.training.whole_weights import kept_by_first, merged
 
 MAX_MICRO_BATCH_TOKENS = 16384
 
@@ -40,6 +44,21 @@ class SftRow:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SftRank:
+    """Where a rank of fine-tuning runs, and how the ranks hold the model together."""
+
+    device: str = "cpu"
+    rank: int = 0
+    world_size: int = 1
+    init_method: str = ""
+    """Where ranks meet, such as `tcp://127.0.0.1:29500`; not used by one alone."""
+    fsdp: FsdpConfig = field(default_factory=FsdpConfig)
+    gradient_checkpointing: bool = False
+    timeout_s: float = 1800.0
+    """Of meeting, and of waiting for the others."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,16 +84,18 @@ def train_sft(
     rows: Iterable[SftRow],
     *,
     on_step: Callable[[SftProgress], None] | None = None,
-    device: torch.device | str = "cpu",
+    rank: SftRank | None = None,
 ) -> PolicyModel:
     """Train for `settings.num_steps` and save a Hugging Face folder at `settings.output_path`.
+
+    Every rank calls this with the same arguments, its own `rank` aside; rank 0 saves.
 
     Args:
         settings: Steps, batch, schedule (linear), seed, output.
         model: Where weights (or, with `from_scratch`, only the architecture) and dtype come from.
         rows: May be a generator: no more are taken than the steps need.
         on_step: Called after every optimizer step.
-        device: Where the model lies.
+        rank: Where the model lies; None: in this process alone, on the CPU.
 
     Returns:
         The trained model.
@@ -83,17 +104,44 @@ def train_sft(
         RowTooLongError: A row exceeds settings.max_length.
         TrainingError: There are no rows, or a loss or gradient is not finite.
     """
+    rank = rank or SftRank()
     torch.manual_seed(settings.seed)
-    policy = load_model(model, device=device, from_scratch=settings.from_scratch)
-    parameters = list(policy.parameters())
-    optimizer = make_optimizer(parameters, lr=settings.lr, weight_decay=settings.weight_decay, betas=(0.9, settings.beta2), eps=1e-8)
+    sharding = Sharding(rank.fsdp, model, device=torch.device(rank.device), rank=rank.rank, world_size=rank.world_size)
+    sharding.join(rank.init_method, timeout_s=rank.timeout_s)
+    try:
+        return _train(settings, model, rows, on_step, rank, sharding)
+    finally:
+        sharding.leave()
+
+
+def _train(
+    settings: SftConfig,
+    model: ModelConfig,
+    rows: Iterable[SftRow],
+    on_step: Callable[[SftProgress], None] | None,
+    rank: SftRank,
+    sharding: Sharding,
+) -> PolicyModel:
+    policy = sharding.load(lambda with_weights: load_model(model, from_scratch=settings.from_scratch, with_weights=with_weights))
+    if rank.gradient_checkpointing:
+        # transformers checkpoints only in training mode; none of its dropouts is on by default in supported models.
+        policy.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        policy.train()
+    optimizer = make_optimizer(
+        policy.parameters(),
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        betas=(0.9, settings.beta2),
+        eps=1e-8,
+        is_offloaded=rank.fsdp.optimizer_offload,
+    )
     scheduler = make_scheduler(
         optimizer, schedule="linear", warmup_steps=settings.warmup_steps, total_steps=settings.num_steps, min_ratio=settings.min_lr_ratio
     )
     start = time.perf_counter()
     for step, batch in enumerate(_batches(rows, settings), start=1):
-        loss = _backward(policy, batch, device)
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(parameters, settings.grad_clip))
+        loss = _backward(policy, batch, rank)
+        grad_norm = clip_gradients(policy, settings.grad_clip)
         if not (torch.isfinite(torch.tensor([loss, grad_norm])).all()):
             raise TrainingError(f"SFT step {step}: loss {loss}, gradient norm {grad_norm}; lower sft.lr")
         lr = float(scheduler.get_last_lr()[0])
@@ -108,26 +156,35 @@ def train_sft(
                     step=step, num_steps=settings.num_steps, loss=loss, lr=lr, grad_norm=grad_norm, num_tokens=num_tokens, seconds=seconds
                 )
             )
-    save_hf_folder(policy, named_full_tensors(policy), settings.output_path, source=model.tokenizer_path or model.path)
+
+    tensors = kept_by_first(merged(policy, DTYPES[model.dtype]), rank=rank.rank)
+    if rank.rank == 0:
+        save_hf_folder(policy, tensors, settings.output_path, source=model.tokenizer_path or model.path)
     return policy
 
 
-def _backward(policy: PolicyModel, batch: list[SftRow], device: torch.device | str) -> float:
-    """Mean loss of the batch, its gradient added to the parameters."""
+def _backward(policy: PolicyModel, batch: list[SftRow], rank: SftRank) -> float:
+    """Mean loss of the batch over all ranks, its gradient added to the parameters."""
     total = sum(sum(row.loss_mask[1:]) for row in batch)
     if total == 0:
         raise TrainingError("an SFT batch has no token to learn: every loss mask is 0")
-    loss_sum = torch.zeros((), device=device)
-    for (micro_batch,) in pack(batch, max_tokens=max(MAX_MICRO_BATCH_TOKENS, max(map(len, batch))), num_ranks=1):
+    loss_sum = torch.zeros((), device=rank.device)
+    steps = pack(batch, max_tokens=max(MAX_MICRO_BATCH_TOKENS, max(map(len, batch))), num_ranks=rank.world_size)
+    for number, of_ranks in enumerate(steps, start=1):
+        micro_batch = of_ranks[rank.rank]
+        reduce_over_copies(policy, is_last=number == len(steps))
         tensors = [(torch.tensor(row.ids), torch.tensor([0, *row.loss_mask[1:]])) for row in micro_batch.rows]
-        inputs = model_inputs(tensors, device=device)
-        if len(inputs.chosen) == 0:
+        inputs = model_inputs(tensors, device=rank.device)
+        if len(inputs.chosen) == 0 and rank.world_size == 1:
             continue
-        temperatures_N = torch.ones(len(inputs.chosen), device=device)
+        temperatures_N = torch.ones(len(inputs.chosen), device=rank.device)
         logprobs_N, _ = policy(inputs.input_ids, inputs.states, inputs.chosen, temperatures_N)
         loss = -logprobs_N.sum() / total
-        loss.backward()
+        # FSDP2 averages gradients over ranks; the loss is a sum over them. A rank without tokens takes part in every collective.
+        torch.autograd.backward(loss * rank.world_size)
         loss_sum += loss.detach()
+    if rank.world_size > 1:
+        dist.all_reduce(loss_sum)
     return float(loss_sum)
 
 

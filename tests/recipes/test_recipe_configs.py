@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from psrl.cli.main import main
 from psrl.config.load import RECIPES_FOLDER, Purpose, configuration_names, load_config, recipe_names
 from psrl.datasets.source import build_source
 from psrl.errors import ConfigError
@@ -58,6 +59,21 @@ def test_a_configuration_is_named_by_its_path_and_takes_the_rows_that_prepare_wr
     assert {file.stem for file in files} == known
     assert {file.parent for file in files} == {Path.cwd() / "data" / "retool"}
     assert config.sft.output_path.endswith("-retool-sft")
+
+
+DESCRIBED = (
+    "psrl.ray_address=auto", "psrl.deployment.num_nodes=4", "psrl.deployment.gpus_per_node=[8]", "psrl.deployment.cores_per_node=[96]",
+    "psrl.deployment.memory_gib_per_node=[1024]", "psrl.deployment.num_instances=4", "trainer.num_workers=16",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["retool/qwen3_4b", "retool/qwen2_5_7b", "retool/qwen2_5_32b"])
+def test_a_configuration_is_planned_for_a_cluster_that_is_described_and_not_here(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # neither rows nor models
+    with pytest.raises(SystemExit) as ended:
+        main(["train", name, "--dry-run", *DESCRIBED])
+    assert ended.value.code in (0, None)
+    assert "train worker 8-15 on 8 GPUs" in capsys.readouterr().out
 
 
 def test_a_configuration_that_is_misspelt_is_asked_after():
