@@ -51,11 +51,24 @@ def test_counts_are_of_real_tokens(tiny_model, rows):
     assert metrics["train/rows/count"] == 12
 
 
-@pytest.mark.parametrize("mode", ["token_mean", "seq_mean", "turn_mean"])
-def test_any_micro_batch_size_gives_the_same_loss_and_weights(tiny_model, rows, mode):
-    sgd_like = OptimConfig(lr=1e-3, weight_decay=0.0, eps=1e-2)
-    small, small_metrics = weights_after(tiny_model, rows, ppo_max_token_len_per_gpu=32, loss_agg_mode=mode, optim=sgd_like)
-    large, large_metrics = weights_after(tiny_model, rows, ppo_max_token_len_per_gpu=4096, loss_agg_mode=mode, optim=sgd_like)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_agg_mode": "token_mean"},
+        {"loss_agg_mode": "seq_mean"},
+        {"loss_agg_mode": "seq_sum", "loss_scale_factor": 16},
+        {"loss_agg_mode": "turn_mean"},
+        {"policy_loss": "gspo", "ppo_epochs": 3, "clip_ratio_low": 1e-3, "clip_ratio_high": 1e-3},
+        {"policy_loss": "cispo", "ppo_epochs": 3, "clip_ratio_low": 1e-2, "clip_ratio_high": 1e-2},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+def test_any_micro_batch_size_gives_the_same_loss_and_weights(tiny_model, rows, options):
+    options = options | {"optim": OptimConfig(lr=1e-3, weight_decay=0.0, eps=1e-2)}
+    small, small_metrics = weights_after(tiny_model, rows, ppo_max_token_len_per_gpu=32, **options)
+    large, large_metrics = weights_after(tiny_model, rows, ppo_max_token_len_per_gpu=4096, **options)
+    if "policy_loss" in options:
+        assert 0 < small_metrics["train/clip/fraction"] < 1
     assert small_metrics["train/loss/value"] == pytest.approx(large_metrics["train/loss/value"], abs=1e-6)
     assert small_metrics["train/grad_norm/mean"] == pytest.approx(large_metrics["train/grad_norm/mean"], rel=1e-4)
     assert largest_difference(small, large) < 1e-6
