@@ -98,7 +98,7 @@ class Sharding:
         for layer in causal_lm.base_model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=numbers, offload_policy=offload, reshard_after_forward=settings.reshard_after_forward)
         fully_shard(model, mesh=mesh, mp_policy=numbers, offload_policy=offload)
-        _materialise(model, torch.device("cpu") if settings.offload_policy else self._device)
+        _materialise(model, parameters_on=torch.device("cpu") if settings.offload_policy else self._device, buffers_on=self._device)
         options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
         set_model_state_dict(model, whole, options=options)
         return model
@@ -110,14 +110,14 @@ def reduce_over_copies(model: nn.Module, *, is_last: bool) -> None:
         model.set_requires_all_reduce(is_last)
 
 
-def _materialise(model: nn.Module, device: torch.device) -> None:
-    """Memory for parameters on `meta`, whose values come next; tied ones stay one. Buffers go to the device with their values."""
+def _materialise(model: nn.Module, *, parameters_on: torch.device, buffers_on: torch.device) -> None:
+    """Memory for parameters on `meta`, whose values come next; tied ones stay one. Buffers go to their device with their values."""
     made: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if parameter.is_meta:
                 if parameter not in made:
-                    made[parameter] = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+                    made[parameter] = nn.Parameter(torch.empty_like(parameter, device=parameters_on), requires_grad=parameter.requires_grad)
                 setattr(module, name, made[parameter])
         for name, buffer in list(module.named_buffers(recurse=False)):
-            setattr(module, name, buffer.to(device))
+            setattr(module, name, buffer.to(buffers_on))
