@@ -7,10 +7,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
 @contextmanager
-def chat_endpoint(answer, *, models=("policy",), key=None, status=200, listing=None):
+def chat_endpoint(answer, *, models=("policy",), key=None, status=200, listing=None, fails=lambda body: False):
     """(URL, requests so far) of a server; `answer` gives a turn's text for the body of its request.
 
-    `listing` is (status, text) in the place of the list of models.
+    `listing` is (status, text) in the place of the list of models; a request that `fails` is answered with 500.
     """
     requests = []
 
@@ -25,8 +25,8 @@ def chat_endpoint(answer, *, models=("policy",), key=None, status=200, listing=N
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["content-length"])))
             requests.append(body)
-            if status != 200:
-                return self.say(status, {"error": {"message": "scripted", "type": "server_error"}})
+            if status != 200 or fails(body):
+                return self.say(500 if fails(body) else status, {"error": {"message": "scripted", "type": "server_error"}})
             message = {"role": "assistant", "content": answer(body)}
             choice = {"index": 0, "message": message, "finish_reason": "stop"}
             usage = {"prompt_tokens": 7, "completion_tokens": 5, "total_tokens": 12}
