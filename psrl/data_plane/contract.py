@@ -14,6 +14,7 @@ import torch
 from transfer_queue import KVBatchMeta
 
 from psrl.data_plane.columns import COLUMNS, TrajectoryTags
+from psrl.telemetry.flow import Flow
 from psrl.types import Episode, PolicyVersion, Trajectory
 
 DTYPES = {"int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "float32": torch.float32}
@@ -105,6 +106,9 @@ def _columns_of(trajectory: Trajectory, step_rewards: Sequence[float | None], re
 
 class DataPlane(Protocol):
     """Rows by key. All calls block for at most the deadline that the implementation was given."""
+
+    flow: Flow
+    """Of rows that left or reached this process by `put` and `fetch`."""
 
     @abstractmethod
     def put(self, rows: Sequence[TrajectoryRow]) -> KVBatchMeta:

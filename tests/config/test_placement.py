@@ -139,7 +139,7 @@ def test_replicas_of_validation_come_beside_those_of_training(tmp_path):
     plan = make_plan_of_nodes(config, described_nodes(config))
     assert "engine replica on 1 GPU, validation replica on 1 GPU" in plan.placement.lines()[0]
     assert next(row.count for row in plan.plans["node 0"].processes if row.role == "torch engine") == 2
-    with pytest.raises(ConfigError, match="num_validation_instances.*has no effect behind the gateway"):
+    with pytest.raises(ConfigError, match=r"num_validation_instances.*has no effect behind the gateway"):
         described(tmp_path, "psrl.deployment.num_nodes=1", "psrl.deployment.num_validation_instances=1", "psrl.rollout_gateway.enable=true")
 
 
