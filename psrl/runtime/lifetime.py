@@ -18,7 +18,7 @@ from psrl.runtime.build import Cluster, Reports, make_cluster
 from psrl.runtime.cluster import RayProcesses, ray_of
 from psrl.runtime.run_record import RunRecord
 from psrl.runtime.shutdown import StopRequest, stop_cluster
-from psrl.runtime.startup import Checklist, start_cluster
+from psrl.runtime.startup import Checklist, check_run_folder, start_cluster
 from psrl.runtime.supervision import UNITS, end_tasks
 from psrl.runtime.watchdog import Watchdog
 
@@ -89,6 +89,7 @@ async def _start_and_work(
     if supervisor is None:
         return
     record.note(f"up after Ray: {checklist}")
+    await check_run_folder(cluster, record.folder.path)
     watching = asyncio.create_task(supervisor.run(), name="supervisor")
     working = asyncio.create_task(work(cluster, stop), name="work")
     watchdog = asyncio.create_task(Watchdog(UNITS, stall_s=config.psrl.deadlines.stall_s, tell=record.stalled).run(), name="watchdog")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
 
+from psrl.config.placement import Role
 from psrl.config.tree import Config
-from psrl.errors import DeadlineError, ProcessDiedError
+from psrl.errors import ConfigError, DeadlineError, ProcessDiedError
 from psrl.gateway.gateway import GatewayAddress
 from psrl.runtime.build import Cluster
 from psrl.runtime.cluster import TRANSFER_QUEUE_CONTROLLER, TRANSFER_QUEUE_NAMESPACE, RayProcesses
 from psrl.runtime.groups import Endpoints
+from psrl.runtime.placement import Places
 from psrl.runtime.supervision import Supervisor, answer_of, end_of
 
+LOOK_DEADLINE_S = 30.0
 TRANSFER_QUEUE_STORAGE = "TransferQueueStorageUnit#{rank}"
 """Name under which the released TransferQueue registers a storage unit, in the namespace of the run."""
 
@@ -89,6 +93,27 @@ async def start_cluster(cluster: Cluster, config: Config, *, ray_processes: RayP
     )
     await checklist.step("watch", *(kept.ready() for kept in cluster.kept))
     return _supervisor_of(cluster, config, ray_processes)
+
+
+async def check_run_folder(cluster: Cluster, folder: Path) -> None:
+    """Whether every rank sees the run folder, into which all of them write checkpoints; asked where a run has several nodes.
+
+    Raises:
+        ConfigError: One does not.
+    """
+    if not cluster.places.spans_nodes:
+        return
+    looks = asyncio.gather(*(worker.sees.remote(folder) for worker in cluster.train_workers))
+    check_seen(folder, await answer_of("look of the train workers at the run folder", looks, LOOK_DEADLINE_S), cluster.places)
+
+
+def check_seen(folder: Path, seen: Sequence[bool], places: Places) -> None:
+    """`seen` says of each rank whether it sees the folder. ConfigError: One does not."""
+    for rank, is_seen in enumerate(seen):
+        if not is_seen:
+            rule = f"is not on {places.address(Role.TRAIN_WORKER, rank)}, where train worker {rank} writes its part of each checkpoint"
+            fix = "name a folder on a file system that the driver's node and those of the ranks share"
+            raise ConfigError(key="trainer.default_local_dir", value=str(folder), rule=rule, fix=fix)
 
 
 def endpoints_of(config: Config, urls: list[str], gateway: GatewayAddress) -> Endpoints:

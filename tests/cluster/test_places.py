@@ -7,6 +7,7 @@ from psrl.config.placement import Demand, Node, Role, place
 from psrl.errors import ConfigError, ProcessDiedError
 from psrl.runtime.build import is_near
 from psrl.runtime.placement import LOOPBACK, Places, RayNode, interface_of
+from psrl.runtime.startup import check_seen
 
 NODE_ID = "{:056x}"
 """As Ray writes it."""
@@ -104,3 +105,10 @@ def test_an_agent_worker_is_near_the_instances_of_its_node():
     on = places.address(Role.VALIDATION_REPLICA, 0)
     assert [near(worker, 0, True) for worker in (0, 1)] == [places.address(Role.AGENT_WORKER, worker) == on for worker in (0, 1)]
     assert is_near(places, is_behind_smg=True)(0, 1, False)
+
+
+def test_a_rank_that_does_not_see_the_run_folder_is_named(tmp_path):
+    places, _ = places_of([node("a", cpus=8), node("b", cpus=16)], demand(num_ranks=8))
+    check_seen(tmp_path, [True] * 8, places)
+    with pytest.raises(ConfigError, match=r"default_local_dir.*is not on 10\.0\.0\.2, where train worker 7"):
+        check_seen(tmp_path, [True] * 7 + [False], places)
