@@ -32,6 +32,7 @@ from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.devices import resolved_device
 from psrl.runtime.imports import make_importable
 from psrl.runtime.placement import interface_of
+from psrl.telemetry.flow import Flow
 from psrl.training.worker import TrainRank
 from psrl.types import PolicyVersion
 
@@ -167,6 +168,14 @@ class TrainWorkerActor(Pinged):
         if self._nixl is None:
             self._nixl = NixlWriter()
         return self._nixl.offer(version, buffer)
+
+    async def sees(self, folder: Path) -> bool:
+        """Whether a folder of the driver's is there on this node, too."""
+        return folder.is_dir()
+
+    async def take_flow(self) -> Flow:
+        """Rows that it took out of the data plane since the last call."""
+        return self._data_plane.flow.take()
 
     async def save(self, folder: Path) -> None:
         """Weights, optimizer, schedule and RNG into `folder`."""
