@@ -62,7 +62,9 @@ class SmgWorker:
 class Smg:
     """SMG, its workers, and its restarts. Its control routes need a key that only this object has."""
 
-    def __init__(self, log_path: Path, *, limit: RestartLimit, host: str = "127.0.0.1", report: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self, log_path: Path, *, limit: RestartLimit, host: str = "127.0.0.1", report: Callable[[str], None] = lambda _: None
+    ) -> None:
         """`report` gets a line for every restart."""
         self._log_path = log_path
         self._host = host

@@ -153,6 +153,4 @@ class WorkerPool:
 def lost_group(request: GroupRequest, *, error: str) -> GroupResult:
     """Of a group that nobody could play: every member ended `infra_error`."""
     summaries = tuple(summary_without_episode(ticket, Outcome.INFRA_ERROR, error=error) for ticket in request.tickets)
-    return GroupResult(
-        group=request.tickets[0].group, summaries=summaries, meta=meta_of([]), records=(), attempt=request.attempt
-    )
+    return GroupResult(group=request.tickets[0].group, summaries=summaries, meta=meta_of([]), records=(), attempt=request.attempt)
