@@ -183,7 +183,8 @@ def test_it_ends_with_all_its_processes_when_it_is_told_to_and_dies_when_vllms_e
     argv = [python, "-m", "psrl.engines.vllm", "--model-path", str(qwen3_folder), "--max-model-len", "256", "--max-num-seqs", "2"]
 
     def processes():
-        return [int(name) for name in os.listdir("/proc") if name.isdigit() and _group_of(name) == process.pid]
+        in_group = [int(name) for name in os.listdir("/proc") if name.isdigit() and _group_of(name) == process.pid]
+        return [pid for pid in in_group if _title_of(pid)]  # one that has ended and was not yet waited for has none
 
     async def body():
         await process.start(VLLM_START_S)
@@ -210,8 +211,11 @@ def _group_of(pid):
 
 
 def _title_of(pid):
-    with open(f"/proc/{pid}/cmdline") as file:
-        return file.read()
+    try:
+        with open(f"/proc/{pid}/cmdline") as file:
+            return file.read()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def test_a_replica_reports_what_it_serves_from_its_start(vllm_url):

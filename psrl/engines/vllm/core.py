@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vllm import SamplingParams as VllmSampling
+from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMError
 from vllm.inputs.engine import tokens_input
@@ -69,9 +70,11 @@ class VllmCore:
         config = self._engine.vllm_config
         self.max_model_len: int = config.model_config.max_model_len
         self.vocab_size: int = config.model_config.get_vocab_size()
-        self._num_wanted_tokens = config.scheduler_config.max_num_seqs * self.max_model_len
+        num_copies = config.parallel_config.data_parallel_size
+        self._num_wanted_tokens = num_copies * config.scheduler_config.max_num_seqs * self.max_model_len
         blocks = config.cache_config.num_gpu_blocks or 0
         self._num_cache_tokens = blocks * config.cache_config.block_size
+        print(f"vllm engine: {effective_settings(config)}", flush=True)
 
     # ------------------------------------------------------------ called from any thread
 
@@ -229,8 +232,7 @@ class VllmCore:
         async with self._updating:
             self._staged = None
             report = await asyncio.to_thread(checked_report, manifest, self._shapes)
-            answers = await self._engine.collective_rpc("psrl_stage", args=(manifest_to_json(manifest),))
-            self._raise_failed(answers)
+            self._raise_failed(await self._in_all_workers("psrl_stage", manifest_to_json(manifest)))
             self._staged = report
             return report
 
@@ -243,13 +245,18 @@ class VllmCore:
             # Also when paused: only `keep` with a cleared cache makes sure that nothing steps and that no key is left.
             await self._engine.pause_generation(mode="keep", clear_cache=True)
             try:
-                self._raise_failed(await self._engine.collective_rpc("psrl_commit", args=(int(version),)))
+                self._raise_failed(await self._in_all_workers("psrl_commit", int(version)))
                 await self._engine.update_weight_version(str(version))
                 self._report = staged
             finally:
                 if not self._is_paused:
                     await self._engine.resume_generation()
             return staged
+
+    async def _in_all_workers(self, method: str, *args: Any) -> list[dict[str, Any]]:
+        """Answers of the workers of all data-parallel engines. `AsyncLLM.collective_rpc` gives those of the first one only."""
+        engines = await self._engine.engine_core.call_utility_all_async("collective_rpc", method, None, args, None)
+        return [answer for answers in engines for answer in answers]
 
     def _raise_failed(self, answers: Sequence[dict[str, Any]]) -> None:
         causes = [answer[FAILED] for answer in answers if FAILED in answer]
@@ -298,3 +305,23 @@ def sampled_turn(output: RequestOutput) -> SampledTurn:
         finish_reason=FinishReason(completion.finish_reason),
         cached_tokens=output.num_cached_tokens or 0,
     )
+
+
+def effective_settings(config: VllmConfig) -> str:
+    """What vLLM made of its arguments, in a line."""
+    model, cache, parallel, scheduler = config.model_config, config.cache_config, config.parallel_config, config.scheduler_config
+    words = {
+        "dtype": model.dtype,
+        "max_model_len": model.max_model_len,
+        "enforce_eager": model.enforce_eager,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "data_parallel_size": parallel.data_parallel_size,
+        "executor": parallel.distributed_executor_backend,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "key_blocks": cache.num_gpu_blocks,
+        "block_size": cache.block_size,
+    }
+    return "serves with " + ", ".join(f"{name}={value}" for name, value in words.items())
