@@ -42,7 +42,7 @@ MODEL = REPOSITORY / "psrl" / "recipes" / "retool_tiny" / "model"
 TRL_VERSION = "1.16.0"
 TASKS, GROUP, NUM_TASKS, LR, WARMUP, COMPLETION, TOOL_TURNS = 16, 8, 1024, 5e-4, 2, 144, 2
 AIM = 3.0
-SAMPLE_S = 0.25
+SAMPLE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

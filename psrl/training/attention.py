@@ -201,7 +201,7 @@ def hidden_states(decoder: nn.Module, input_ids: Tensor, layout: RowLayout | Non
 def use_rows_attention(causal_lm: Any) -> bool:
     """Have a transformers model attend by `rows_attention`; False, and nothing changed, where its layers are not plain attention."""
     config = causal_lm.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ("full_attention",))
+    kinds = set(config.to_dict().get("layer_types") or ("full_attention",))
     if not causal_lm._supports_attention_backend or kinds != {"full_attention"}:
         return False
     causal_lm.set_attn_implementation(NAME)

@@ -62,7 +62,7 @@ def small_buckets(monkeypatch):
     monkeypatch.setattr(attention, "MIN_BUCKET_TOKENS", 1)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("arrangement", [Arrangement.PACKED, Arrangement.SHARED])
 def test_logprobs_entropies_and_gradients_equal_those_of_padded_rows(policy, small_buckets, arrangement, seed):
     rows = groups_of_rows(seed)
@@ -111,7 +111,14 @@ def test_the_gradient_of_a_rows_logprobs_reaches_its_own_tokens_only(policy, arr
         assert inputs.input_ids.flatten()[reached].tolist() == ids[:-1].tolist(), "the last token of a row predicts nothing"
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_checkpointing": True}, {"ppo_max_token_len_per_gpu": 80}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"ppo_max_token_len_per_gpu": 80},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_training_steps_are_the_same_however_rows_lie(tiny_model, monkeypatch, options):
     monkeypatch.setattr(shared_prefixes, "MIN_SHARED_TOKENS", 2)
     rows = make_rows(tiny_model, num_groups=3)
