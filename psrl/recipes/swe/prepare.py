@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,11 +105,7 @@ def prepare(
     if tasks is not None:
         prepared, left_out = asyncio.run(_of_tasks(tasks, backend, k=k, num_at_once=concurrency))
     else:
-        rows = (
-            rows_of_hub(HUB_NAMES.get(hub, hub), split=split or "test")
-            if hub is not None
-            else rows_of_source(source or Path(), split=split)
-        )
+        rows = raw_rows(source, hub, split=split)
         prepared, left_out = problems_of_rows(rows, swe_format=SweFormat(format) if format else None, allow_network=allow_network)
         prepared, not_pinned = with_pinned_images(prepared, allow_tags=allow_tags)
         left_out += not_pinned
@@ -238,3 +234,10 @@ async def _grading(backend: str, num_at_once: int, *, has_images: bool) -> Async
         yield grader
     finally:
         await grader.close()
+
+
+def raw_rows(source: Path | None, hub: str | None, *, split: str | None) -> Iterator[tuple[str, int, Any]]:
+    """Published rows: of the hub where one of its sets is named, else of files."""
+    if hub is not None:
+        return rows_of_hub(HUB_NAMES.get(hub, hub), split=split or "test")
+    return rows_of_source(source or Path(), split=split)
