@@ -103,9 +103,10 @@ def test_a_row_that_names_the_agent_itself_is_looked_at_too(tmp_path):
     loop = ["psrl.rollout_gateway.enable=true"]
     task = replace(task_of(replace(PROBLEM, image=IMAGE).to_row()), agent_name="mini_swe_agent")
     for backend, key in (("bubblewrap", "image"), ("process", "agent_name"), ("sandbox_fusion", "agent_name")):
+        urls = ["sandbox.urls=['http://127.0.0.1:1']"] if backend == "sandbox_fusion" else []
+        prompts = prompts_of(tmp_path, *loop, f"sandbox.backend={backend}", *urls)
         with pytest.raises(ConfigError, match=f"{key} of train-0-7.*sandbox.backend={backend}"):
-            urls = ["sandbox.urls=['http://127.0.0.1:1']"] if backend == "sandbox_fusion" else []
-            prompts_of(tmp_path, *loop, f"sandbox.backend={backend}", *urls).check(task)
+            prompts.check(task)
 
 
 def test_rows_that_psrl_prepares_fit_the_recipe(tmp_path):
