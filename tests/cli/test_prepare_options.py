@@ -80,7 +80,7 @@ def test_a_wrong_option_is_refused_before_anything_runs(recipe, capsys, words, s
 
 
 def test_the_options_of_a_shipped_recipe_are_its_parameters():
-    assert [str(option) for option in options_of(prepare_retool, but=("source", "output"))] == ["--with-model"]
+    assert [str(option) for option in options_of(prepare_retool, but=("source", "output"))] == ["--hub STR", "--sft STR", "--with-model"]
 
 
 def test_help_shows_the_options_of_the_recipe_that_is_named(recipe, capsys):

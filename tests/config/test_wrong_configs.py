@@ -66,7 +66,7 @@ WRONG = [
     (["sandbox.max_starts=0"], "sandbox.max_starts", 0, "sandbox.max_starts=4"),
     (["sandbox.cpus=-1"], "sandbox.cpus", -1.0, "sandbox.cpus=0.0"),
     # Choices.
-    ([f"{GEN}.name=sglang"], f"{GEN}.name", "sglang", "torch, scripted"),
+    ([f"{GEN}.name=sglang"], f"{GEN}.name", "sglang", "torch, vllm, scripted"),
     (["psrl.ps_mode=nccl"], "psrl.ps_mode", "nccl", "psrl.ps_mode=cpu_ref"),
     (["sandbox.backend=sandboxfusion"], "sandbox.backend", "sandboxfusion", "sandbox_fusion"),
     (["sandbox.max_queue_s=0"], "sandbox.max_queue_s", 0.0, "sandbox.max_queue_s=60.0"),
