@@ -57,7 +57,7 @@ async def rows_after(checkpoint, point):
 def test_rows_of_arrived_groups_come_back_with_their_dtypes_and_lengths(folder):
     point = a_point()
     plane = a_plane(*point.arrived)
-    plane.put([dataclasses.replace(a_row, key="of-nobody") for a_row in plane._rows["train"].values()][:1])
+    plane.put([dataclasses.replace(a_row, key="of-nobody") for a_row in plane._rows.values()][:1])
     checkpoint = save(folder, point, plane)
     back, rows = asyncio.run(rows_after(checkpoint, point))
     assert sorted(back.keys()) == ["train-0-6-e0", "train-0-8-e0"], "rows of groups that had not arrived are made again"
