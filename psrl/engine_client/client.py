@@ -36,6 +36,8 @@ JSON_HEADERS = {"content-type": "application/json"}
 ROUTING_KEY_HEADER = "x-smg-routing-key"
 MAX_ROUTING_KEY = 128
 """Bytes; SMG takes no longer one."""
+NOT_NOW = (404, 408, 429)
+"""Refusals that say nothing of the request. 404 is SMG's where no replica has joined, as just after SMG was started again."""
 MAX_RETRY_PAUSE_S = 1.0
 GIVE_BACK_TIMEOUT_S = 10.0
 """A replica that does not give turns back by then answers nothing."""
@@ -163,7 +165,7 @@ class HttpReplica:
         if status < 300:
             return body
         text = f"engine {self.url}{path}: {status}: {body[:500].decode(errors='replace')}"
-        is_wrong_request = 400 <= status < 500 and status not in (408, 429)
+        is_wrong_request = 400 <= status < 500 and status not in NOT_NOW
         raise EngineRequestError(text) if is_wrong_request else EngineError(text)
 
     def _connections(self) -> aiohttp.ClientSession:

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 
 from psrl.engine_client.client import HttpGenerator, HttpReplica
-from psrl.errors import EngineError, GatewayError, ProcessDiedError
+from psrl.errors import EngineError, EngineRequestError, GatewayError, ProcessDiedError
 from psrl.gateway.smg import Smg
 from psrl.processes.child import ChildProcess
 from psrl.processes.kept import RestartLimit
@@ -208,6 +208,25 @@ def test_a_turn_in_flight_outlives_the_death_of_smg(tmp_path):
         return await turn, fleet.smg.url == url, fleet.smg.pid != first, fleet.smg.num_restarts
 
     assert run(body, tmp_path, 10, latency_s=1.0) == (10, True, True, 1)
+
+
+def test_a_turn_waits_for_the_worker_that_smg_does_not_know_yet(tmp_path):
+    """SMG answers 404, not 503, where nobody has joined: just after it was started again."""
+
+    async def body(fleet):
+        url = fleet.engines[0].url
+        await fleet.smg.remove_worker(url)
+        replica = HttpReplica(fleet.smg.url)
+        try:
+            with pytest.raises(EngineError, match=r"404.*No worker") as refused:
+                await replica.generate(request("s"))
+        finally:
+            await replica.close()
+        turn = asyncio.create_task(fleet.token_of("s"))
+        await fleet.smg.add_worker(url)
+        return await turn, isinstance(refused.value, EngineRequestError)
+
+    assert run(body, tmp_path, 10) == (10, False)
 
 
 def test_without_retries_the_death_of_smg_is_an_error(tmp_path):
