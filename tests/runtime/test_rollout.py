@@ -171,6 +171,7 @@ def command(*arguments):
     return info.value.code
 
 
+@pytest.mark.slow
 def test_at_an_endpoint_failures_are_played_again_by_a_resume_which_knows_where(tmp_path, recipe, capsys, monkeypatch):
     is_down = {"What is 1 + 1?"}
 
