@@ -18,8 +18,9 @@ from psrl.agent_loops.deadline import OutOfTimeError, within
 from psrl.agent_loops.limits import Limits
 from psrl.config.rollout import RolloutConfig
 from psrl.engine_client.whole_turn import whole_turn
-from psrl.errors import EngineError, EnvironmentFault
+from psrl.errors import EngineError, EnvironmentFault, SandboxError
 from psrl.protocols import AgentData, Environment, Generator, Info
+from psrl.telemetry.waits import counting_waits
 from psrl.types import (
     EpisodeTicket,
     GenerateRequest,
@@ -116,6 +117,8 @@ class PlayedEpisode:
         self._started = time.monotonic()
         self._generation_s = 0.0
         self._tools_s = 0.0
+        self._waited_s = 0.0
+        """Of `_tools_s`, those in which steps waited for places that others had."""
 
     async def reset(self) -> tuple[Any, Info]:
         """Begin in the environment. A reset that takes too long is a fault, not a timeout: the policy has done nothing yet."""
@@ -133,7 +136,7 @@ class PlayedEpisode:
 
         Raises:
             EnvironmentFault: The first prompt is too long.
-            OutOfTimeError, EngineError: The episode's seconds have run out.
+            OutOfTimeError, EngineError, SandboxError: The episode's seconds have run out.
         """
         num_turns = self.agent_data.trajectory.num_turns
         num_context = len(self.agent_data.context_ids())
@@ -147,17 +150,20 @@ class PlayedEpisode:
             raise self.out_of_time()
         return allowed
 
-    def out_of_time(self) -> OutOfTimeError | EngineError:
+    def out_of_time(self) -> OutOfTimeError | EngineError | SandboxError:
         """The error of an episode whose seconds have run out: who used most of them answers for it.
 
-        The policy cannot make the engines slow (its tokens are bounded by `response_length`), only its steps. So where most of the
-        time went to the engines it is an EngineError, which is never judged: an engine that hangs must not look like bad episodes.
+        The policy cannot make the engines slow (its tokens are bounded by `response_length`) nor shorten the queue for a sandbox, only
+        its own steps. So where most of the time went there it is an error that is never judged: an engine that hangs, or a machine with
+        too few sandboxes, must not look like bad episodes.
         """
         text = (
-            f"episode {self._ticket.uid} took longer than {self._limits.episode_timeout_s:g} s: "
-            f"{self._generation_s:.2f} s waiting for engines, {self._tools_s:.2f} s in the environment"
+            f"episode {self._ticket.uid} took longer than {self._limits.episode_timeout_s:g} s: {self._generation_s:.2f} s waiting for "
+            f"engines, {self._waited_s:.2f} s for a free sandbox, {self._tools_s - self._waited_s:.2f} s in the environment"
         )
-        return EngineError(text) if self._generation_s > self._tools_s else OutOfTimeError(text)
+        if self._generation_s + self._waited_s <= self._tools_s - self._waited_s:
+            return OutOfTimeError(text)
+        return EngineError(text) if self._generation_s > self._waited_s else SandboxError(text)
 
     async def generate(self, max_tokens: int) -> Generation:
         """Sample the next turn.
@@ -179,9 +185,17 @@ class PlayedEpisode:
 
         Raises:
             OutOfTimeError: The step took longer than `step_timeout_s`.
+            SandboxError: So it did, and waited for a free sandbox most of that time.
         """
-        with self._timing_tools():
-            answer = await self._bounded(self._environment.step(action), "Environment.step")
+        with self._timing_tools(), counting_waits() as waits:
+            try:
+                answer = await self._bounded(self._environment.step(action), "Environment.step")
+            except OutOfTimeError as error:
+                if waits.seconds > self._limits.step_timeout_s / 2:
+                    raise SandboxError(f"{error}, {waits.seconds:.2f} s of it waiting for a free sandbox") from error
+                raise
+            finally:
+                self._waited_s += waits.seconds
         observation, reward, done, info = _unpacked(answer, 4, "step", "(observation, reward, done, info)")
         if reward is not None and not (isinstance(reward, Real) and math.isfinite(reward)):
             raise EnvironmentFault(f"Environment.step returned the reward {reward!r:.80}; a reward is a finite number or None")

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from psrl.errors import SandboxError, SandboxUnavailableError
 from psrl.protocols import ProgramRunner
 from psrl.sandbox.guest_sandbox import GuestSandbox
+from psrl.telemetry.waits import waiting
 from psrl.types import CommandResult
 
 NUM_TRIES = 2
@@ -77,7 +78,8 @@ class PythonInterpreter(ProgramRunner):
         assert free is not None, "start makes the queue"
         clock = asyncio.get_running_loop().time
         asked = clock()
-        sandbox = await free.get()
+        with waiting():
+            sandbox = await free.get()
         try:
             for _ in range(NUM_TRIES):
                 if sandbox is None or self._free is not free:

@@ -25,6 +25,7 @@ from psrl.errors import ConfigError, SandboxError, SandboxUnavailableError
 from psrl.protocols import ProgramRunner
 from psrl.sandbox.backend import SandboxBackend
 from psrl.sandbox.guest_sandbox import GuestSandbox, guest_source
+from psrl.telemetry.waits import waiting
 from psrl.types import CommandResult, SandboxSpec
 
 CONNECT_TIMEOUT_S = 5.0
@@ -148,8 +149,12 @@ class SandboxFusionInterpreter(ProgramRunner):
             await session.close()
 
     async def _run(self, code: str, asked: float) -> CommandResult:
-        async with self._places:
+        with waiting():
+            await self._places.acquire()
+        try:
             result = await self._until_answered(code, self._services)
+        finally:
+            self._places.release()
         total_s = asyncio.get_running_loop().time() - asked
         return CommandResult(
             stdout=result.stdout,
@@ -177,7 +182,8 @@ class SandboxFusionInterpreter(ProgramRunner):
                 if clock() + wait_s >= deadline or num_broken >= MAX_BROKEN_TRIES:
                     places = " and ".join(each.url for each in services)
                     raise SandboxError(f"no program could be run at {places} within {self._settings.max_queue_s:g} s: {error}") from error
-                await asyncio.sleep(wait_s)
+                with waiting():
+                    await asyncio.sleep(wait_s)
                 pause_s = min(2 * pause_s, PAUSE_S[1])
 
     async def _ask(self, service: _Service, body: bytes, *, patience_s: float) -> CommandResult:

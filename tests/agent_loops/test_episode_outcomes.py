@@ -22,12 +22,16 @@ from episode_kit import (
 
 from psrl.agent_loops import EpisodeRunner, LoopParts
 from psrl.chat import load_renderer
+from psrl.config.sandbox import SandboxConfig
 from psrl.environments import Environment, register_environment
 from psrl.errors import AgentError, ConfigError, DataPlaneError, EngineError, EnvironmentFault, RewardError, SandboxError
+from psrl.sandbox import build_interpreter
+from psrl.tools.code_interpreter import CodeInterpreter
 from psrl.types import FinishReason, Generation, Outcome, Role, Score, turn_seed
 from tests.real_models import qwen3_tokenizer_path
 
 FINAL = "The answer is \\boxed{7}."
+CODE_CALL = '<tool_call>\n{"name": "code_interpreter", "arguments": {"code": "print(1)"}}\n</tool_call>'
 
 
 @register_environment("test_chatty")
@@ -251,6 +255,37 @@ def test_a_step_that_hangs_is_a_timeout_which_the_policy_answers_for():
     assert "Chatty: Environment.step took longer than 0.05 s" in episode.result.error
     assert episode.result.trajectories[0].num_turns == 1
     assert (episode.score.reward, Chatty.num_closed) == (0.0, 1)
+
+
+def play_beside_a_program_that_keeps_the_only_sandbox(agent):
+    """An episode whose one call finds the sandbox taken until its time is over."""
+
+    async def play():
+        interpreter = build_interpreter(SandboxConfig(num_workers=1, wall_s=20))
+        parts = LoopParts(
+            renderer=renderer(),
+            generator=ScriptedGenerator([CODE_CALL, FINAL]),
+            rollout=make_rollout(agent=agent),
+            tools=(CodeInterpreter(interpreter),),
+        )
+        await interpreter.start()
+        keeping = asyncio.create_task(interpreter.run_program("while True: pass"))
+        try:
+            await asyncio.sleep(0)  # the program takes the sandbox
+            return await asyncio.wait_for(EpisodeRunner(parts, LastTurnScorer()).run(make_task(), make_ticket()), timeout=30)
+        finally:
+            keeping.cancel()
+            await interpreter.stop()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    return asyncio.run(play())
+
+
+@pytest.mark.parametrize("agent", [{"step_timeout_s": 0.4}, {"episode_timeout_s": 0.4, "step_timeout_s": 20.0}])
+def test_a_step_that_waits_for_a_sandbox_until_its_time_is_over_is_infra_and_never_judged(agent):
+    episode = play_beside_a_program_that_keeps_the_only_sandbox(agent)
+    assert (episode.result.outcome, episode.score.reward) == (Outcome.INFRA_ERROR, None)
+    assert episode.result.error.startswith("SandboxError: ") and "a free sandbox" in episode.result.error
 
 
 @pytest.mark.parametrize("method", ["reset", "close"])
