@@ -16,9 +16,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from psrl.algorithms.advantages import AdvantageBatch, advantage_estimators
+from psrl.algorithms.advantages.tokens import TOKEN_COLUMNS
 from psrl.algorithms.truncation import has_loss
 from psrl.config.algorithm import AlgorithmConfig
 from psrl.data_plane import DataPlane, KVBatchMeta
+from psrl.errors import ConfigError
 from psrl.training.scoring import TrainRow
 
 NOTHING = torch.zeros(0)
@@ -43,11 +45,14 @@ class Credit:
     """The estimator of `algorithm.adv_estimator`, over the data plane."""
 
     def __init__(self, settings: AlgorithmConfig, data_plane: DataPlane, *, world_size: int) -> None:
-        """Raises ConfigError where the name is of nothing."""
+        """Raises ConfigError where the name is of nothing, or a KL would be taken from rewards that the estimator does not read."""
         self._settings = settings
         self._data_plane = data_plane
         self._world_size = world_size
         self._estimator = advantage_estimators.resolve(settings.adv_estimator)()
+        if settings.use_kl_in_reward and not set(TOKEN_COLUMNS) <= set(self._estimator.needed_columns):
+            rule = f"has no effect: {settings.adv_estimator} does not have {' and '.join(TOKEN_COLUMNS)} among its needed_columns"
+            raise ConfigError(key="algorithm.use_kl_in_reward", value=True, rule=rule, fix="set it to false, or name these columns")
 
     @property
     def needs_critic(self) -> bool:

@@ -4,8 +4,10 @@ import pytest
 import torch
 from training_builders import make_rank, sampled_elsewhere, stored
 
+from psrl.algorithms.advantages import AdvantageEstimator, Estimates
 from psrl.config.algorithm import AlgorithmConfig, KlCtrlConfig
 from psrl.data_plane import MemoryDataPlane
+from psrl.errors import ConfigError
 from psrl.training.credit import Credit
 
 SETTINGS = {"adv_estimator": "reinforce_plus_plus", "use_kl_in_reward": True, "kl_ctrl": KlCtrlConfig(kl_coef=0.5)}
@@ -28,6 +30,21 @@ def test_the_kl_is_that_of_the_policy_that_sampled(tiny_model, rows, kind, expec
     metrics = make_rank(tiny_model, plane, algorithm=SETTINGS | {"kl_penalty": kind}).train_step(meta, version=0)
     assert metrics["train/reward_kl/mean"] == pytest.approx(expected, abs=1e-4)
     assert "train/ref_kl/mean" not in metrics, "the loss has no KL term"
+
+
+class Indifferent(AdvantageEstimator):
+    """Reads nothing."""
+
+    needed_columns = ()
+
+    def estimate(self, batch, settings):
+        return Estimates(advantages=[torch.tensor(0.0) for _ in batch.tags])
+
+
+def test_an_estimator_of_the_users_own_that_reads_no_rewards_by_token_is_refused_before_a_step():
+    settings = AlgorithmConfig(**SETTINGS | {"adv_estimator": f"{__name__}.Indifferent"})
+    with pytest.raises(ConfigError, match="needed_columns"):
+        Credit(settings, MemoryDataPlane(), world_size=1)
 
 
 def test_where_there_is_no_kl_nothing_is_taken(tiny_model, rows):
