@@ -14,7 +14,7 @@ class OptimConfig:
     eps: float = 1e-8
     lr_warmup_steps: int = 0
     lr_scheduler_type: str = "constant"
-    """`constant`, `linear` or `cosine`, after the warm-up, over trainer.total_training_steps."""
+    """`constant`, `linear` or `cosine`, after the warm-up, over trainer.total_training_steps (the policy's: less trainer.critic_warmup)."""
     min_lr_ratio: float = 0.0
     """Where `linear` and `cosine` end, as a share of lr."""
 

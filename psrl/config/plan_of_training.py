@@ -34,9 +34,9 @@ class TrainingMemory:
     weights: int
     gradients: int
     optimizer: int
-    """AdamW's two moments."""
+    """AdamW's two moments, the critic's too."""
     others: int
-    """Reference and critic."""
+    """Reference, and the critic's weights and gradients."""
     gathered: int
     """Layers that are whole for a moment, with their gradients; 0 where nothing is divided."""
     activations: int
@@ -81,17 +81,18 @@ def training_memory(config: Config, size: ModelSize) -> TrainingMemory:
     param_bytes, compute_bytes = DTYPE_BYTES[model.dtype], DTYPE_BYTES[model.served_dtype]
     weights = size.num_parameters * param_bytes
     trained = adapter_parameters(model, size) * FLOAT32_BYTES if model.lora_rank else weights
-    others = 0
+    others = critic_weights = 0
     needs_reference = actor.use_kl_loss or config.algorithm.use_kl_in_reward
     if needs_reference and (not model.lora_rank or config.train_actor_rollout_ref.ref.path):
         others += weights
     if config.algorithm.adv_estimator == "gae":
         critic = read_model_size(config.critic.model.path) if config.critic.model.path else size
-        others += critic.num_parameters * param_bytes * 4
+        critic_weights = critic.num_parameters * param_bytes
+        others += 2 * critic_weights
     return TrainingMemory(
         weights=(weights + (trained if model.lora_rank else 0)) // parts,
         gradients=trained // parts,
-        optimizer=2 * trained // parts,
+        optimizer=2 * (trained + critic_weights) // parts,
         others=others // parts,
         gathered=_gathered_bytes(config, size, compute_bytes, is_trained_whole=not model.lora_rank) if is_sharded(config) else 0,
         activations=activation_bytes(

@@ -21,7 +21,7 @@ from psrl.algorithms.losses.value import clipped_value_loss
 from psrl.config.actor import ActorConfig
 from psrl.config.critic import CriticConfig
 from psrl.config.model import ModelConfig
-from psrl.training.attention import RowLayout, hidden_states
+from psrl.training.attention import RowLayout, hidden_states, use_rows_attention
 from psrl.training.checkpoint import load_checkpoint, save_checkpoint
 from psrl.training.gradients import check_finite, clip_gradients, joined, loss_weights
 from psrl.training.metrics import StepTotals
@@ -29,6 +29,7 @@ from psrl.training.model import load_model
 from psrl.training.optim import make_optimizer, make_scheduler
 from psrl.training.packing import MicroBatch
 from psrl.training.scoring import TrainRow, batch_of
+from psrl.training.sharding import reduce_over_copies
 
 FOLDER = "critic"
 """Inside a checkpoint."""
@@ -49,6 +50,7 @@ class ValueModel(nn.Module):
         causal_lm.config.tie_word_embeddings = False
         causal_lm.set_output_embeddings(head)
         self.causal_lm = causal_lm
+        self.can_pack_rows = use_rows_attention(causal_lm)
 
     def forward(self, input_ids_BT: Tensor, states_N: Tensor, *, layout: RowLayout | None = None) -> Tensor:
         """[N] float32: the value of each flat hidden state `states_N` of [B * T]; a flat sequence [1, T] has a layout."""
@@ -76,17 +78,31 @@ class Critic:
     """Value model, its optimizer and schedule, on one rank."""
 
     def __init__(
-        self, model: ValueModel, settings: CriticConfig, actor: ActorConfig, *, total_steps: int, device: torch.device, world_size: int
+        self,
+        model: ValueModel,
+        settings: CriticConfig,
+        actor: ActorConfig,
+        *,
+        total_steps: int,
+        device: torch.device,
+        world_size: int,
+        is_sharded: bool,
     ) -> None:
-        """`model` is sharded already where there are several ranks. Raises ConfigError."""
+        """`is_sharded`: FSDP2 holds `model` already. Raises ConfigError."""
         self._model = model
         self._settings = settings
         self._actor = actor
         self._device = device
         self._world_size = world_size
+        self._is_sharded = is_sharded
         optim = settings.optim
         self._optimizer = make_optimizer(
-            model.parameters(), lr=optim.lr, weight_decay=optim.weight_decay, betas=(optim.beta1, optim.beta2), eps=optim.eps
+            model.parameters(),
+            lr=optim.lr,
+            weight_decay=optim.weight_decay,
+            betas=(optim.beta1, optim.beta2),
+            eps=optim.eps,
+            is_offloaded=actor.fsdp_config.optimizer_offload,
         )
         self._scheduler = make_scheduler(
             self._optimizer,
@@ -122,11 +138,11 @@ class Critic:
 
     def save(self, checkpoint: Path) -> None:
         """Into the policy's checkpoint, which is there already. Raises CheckpointError."""
-        save_checkpoint(checkpoint / FOLDER, self._model, self._optimizer, self._scheduler, is_distributed=self._world_size > 1)
+        save_checkpoint(checkpoint / FOLDER, self._model, self._optimizer, self._scheduler, is_distributed=self._is_sharded)
 
     def load(self, checkpoint: Path) -> None:
         """What `save` wrote. Raises CheckpointError."""
-        load_checkpoint(checkpoint / FOLDER, self._model, self._optimizer, self._scheduler, is_distributed=self._world_size > 1)
+        load_checkpoint(checkpoint / FOLDER, self._model, self._optimizer, self._scheduler, is_distributed=self._is_sharded)
 
     def _values_of(self, batch: MicroBatch[TrainRow]) -> Tensor:
         inputs, _ = batch_of(batch, self._device)
@@ -137,7 +153,8 @@ class Critic:
         weights = loss_weights(batches, self._actor, device=self._device, world_size=self._world_size)
         self._optimizer.zero_grad(set_to_none=True)
         loss = torch.zeros((), device=self._device)
-        for batch in batches:
+        for number, batch in enumerate(batches, start=1):
+            reduce_over_copies(self._model, is_last=number == len(batches))
             values_N = self._values_of(batch)
             outputs = clipped_value_loss(
                 values_N,

@@ -60,6 +60,14 @@ class PolicyModel(nn.Module):
         return logprobs, entropy
 
 
+def checkpoint_activations(model: nn.Module) -> None:
+    """Keep only the input of each decoder layer, and compute the layer again in the backward pass; `model.causal_lm` is transformers'."""
+    causal_lm: Any = model.causal_lm
+    causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # transformers checkpoints only in training mode; none of its dropouts is on by default in supported models.
+    model.train()
+
+
 def load_model(
     settings: ModelConfig, *, device: torch.device | str = "cpu", from_scratch: bool = False, with_weights: bool = True
 ) -> PolicyModel:

@@ -22,7 +22,7 @@ from psrl.config.sft import SftConfig
 from psrl.errors import RowTooLongError, TrainingError
 from psrl.training.export import save_hf_folder
 from psrl.training.gradients import clip_gradients
-from psrl.training.model import DTYPES, PolicyModel, load_model
+from psrl.training.model import DTYPES, PolicyModel, checkpoint_activations, load_model
 from psrl.training.optim import make_optimizer, make_scheduler
 from psrl.training.packing import model_inputs, pack
 from psrl.training.sharding import Sharding, reduce_over_copies
@@ -124,9 +124,7 @@ def _train(
 ) -> PolicyModel:
     policy = sharding.load(lambda with_weights: load_model(model, from_scratch=settings.from_scratch, with_weights=with_weights))
     if rank.gradient_checkpointing:
-        # transformers checkpoints only in training mode; none of its dropouts is on by default in supported models.
-        policy.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        policy.train()
+        checkpoint_activations(policy)
     optimizer = make_optimizer(
         policy.parameters(),
         lr=settings.lr,

@@ -28,13 +28,13 @@ from psrl.parameter_server.transports.shared_memory import SharedVersion, publis
 from psrl.training.adapter import lora_config, without_adapter
 from psrl.training.checkpoint import load_checkpoint, save_checkpoint
 from psrl.training.credit import Credit, StepCredit
-from psrl.training.critic import Critic, ValueTargets, load_value_model, with_explained_variance
+from psrl.training.critic import Critic, ValueModel, ValueTargets, load_value_model, with_explained_variance
 from psrl.training.export import Adapter, save_hf_folder
 from psrl.training.gradients import joined
 from psrl.training.heap import Heap
 from psrl.training.metrics import StepTotals
 from psrl.training.mismatch import with_effective_shares
-from psrl.training.model import DTYPES, PolicyModel, load_model
+from psrl.training.model import DTYPES, PolicyModel, checkpoint_activations, load_model
 from psrl.training.optim import make_optimizer, make_scheduler
 from psrl.training.packing import MicroBatch, arrangement_of, pack
 from psrl.training.scoring import RowRef, TrainRow, make_row, score
@@ -110,9 +110,7 @@ class TrainRank:
         self._sharding.join(init_method, timeout_s=self._timeout_s)
         self._policy = self._load(self._model_settings)
         if self._actor.gradient_checkpointing:
-            # transformers checkpoints only in training mode; none of its dropouts is on by default in supported models.
-            self._policy.causal_lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            self._policy.train()
+            checkpoint_activations(self._policy)
         self._reference_model = None
         has_own_weights = self._ref_settings.path is not None or self._model_settings.lora_rank == 0
         if self._needs_reference and has_own_weights:
@@ -132,7 +130,7 @@ class TrainRank:
             self._optimizer,
             schedule=optim.lr_scheduler_type,
             warmup_steps=optim.lr_warmup_steps,
-            total_steps=self._total_steps,
+            total_steps=self._total_steps - (self._critic_warmup if self._critic else 0),
             min_ratio=optim.min_lr_ratio,
         )
         self._step = OptimizerStep(
@@ -232,6 +230,9 @@ class TrainRank:
     def _make_critic(self) -> Critic:
         settings = self._critic_settings, self._model_settings
         model = self._sharding.load(lambda with_weights: load_value_model(*settings, with_weights=with_weights))
+        self._check_rows(model, self._critic_settings.model.path or self._model_settings.path)
+        if self._actor.gradient_checkpointing:
+            checkpoint_activations(model)
         return Critic(
             model,
             self._critic_settings,
@@ -239,14 +240,19 @@ class TrainRank:
             total_steps=self._total_steps,
             device=self._device,
             world_size=self._world_size,
+            is_sharded=self._sharding.is_sharded,
         )
 
     def _load(self, settings: ModelConfig) -> PolicyModel:
         policy = self._sharding.load(lambda with_weights: load_model(settings, with_weights=with_weights))
-        if self._actor.use_remove_padding and not policy.can_pack_rows:
-            key, rule = "train_actor_rollout_ref.actor.use_remove_padding", f"the layers of {settings.path} are not plain attention"
-            raise ConfigError(key=key, value=True, rule=rule, fix="set it to false")
+        self._check_rows(policy, settings.path)
         return policy
+
+    def _check_rows(self, model: PolicyModel | ValueModel, path: str) -> None:
+        """Raises ConfigError where rows would be packed and the model cannot keep them apart."""
+        if self._actor.use_remove_padding and not model.can_pack_rows:
+            key, rule = "train_actor_rollout_ref.actor.use_remove_padding", f"the layers of {path} are not plain attention"
+            raise ConfigError(key=key, value=True, rule=rule, fix="set it to false")
 
     def _has_loss(self, tags: Mapping[str, object]) -> bool:
         return has_loss(tags, mask_truncated=self._algorithm.mask_truncated)

@@ -109,6 +109,11 @@ def test_an_adapter_has_gradients_and_moments_and_the_model_has_not(tmp_path):
     assert adapter_parameters(ModelConfig(path="", lora_rank=8, target_modules=["q_proj", "o_proj"]), size) == 8 * 2 * 128
 
 
+def test_a_critic_has_weights_gradients_and_moments_of_its_own(tmp_path):
+    memory = memory_of(tmp_path, "algorithm.adv_estimator=gae")
+    assert (memory.others, memory.optimizer) == (8 * PARAMETERS, 16 * PARAMETERS)
+
+
 def test_what_is_offloaded_lies_in_the_hosts_memory(tmp_path):
     def row(machine, *overrides):
         config = load_config(str(write_recipe(tmp_path)), overrides)

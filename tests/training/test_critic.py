@@ -3,11 +3,15 @@
 import pytest
 import torch
 from rank_processes import run_ranks
-from training_builders import largest_difference, make_rank, make_rows, stored
+from training_builders import largest_difference, make_rank, make_rows, save_model_with_sliding_windows, stored
 
 from psrl.config.actor import OptimConfig
-from psrl.config.critic import CriticConfig, CriticOptimConfig
+from psrl.config.critic import CriticConfig, CriticModelConfig, CriticOptimConfig
+from psrl.errors import ConfigError
 from psrl.training.critic import EXPLAINED_VARIANCE
+from psrl.training.packing import MicroBatch
+from psrl.training.scoring import RowRef, make_row
+from psrl.training.worker import ROW_COLUMNS
 
 GAE = {"adv_estimator": "gae"}
 
@@ -87,6 +91,39 @@ def test_any_split_into_micro_batches_teaches_a_critic_the_same(tiny_model, plan
         first = rank.train_step(meta, version=0)
         norms.append((first["critic/grad_norm/mean"], rank.train_step(meta, version=1)["critic/loss/mean"]))
     assert torch.allclose(torch.tensor(norms[0]), torch.tensor(norms[1]), rtol=1e-4)
+
+
+def test_a_critic_keeps_no_more_activations_than_the_policy(tiny_model, plane_and_meta):
+    plane, meta = plane_and_meta
+    kept = {False: 0, True: 0}
+    for is_on in (False, True):
+        rank = make_rank(tiny_model, plane, algorithm=GAE, gradient_checkpointing=is_on)
+        (columns,) = plane.fetch(meta.keys[:1], ROW_COLUMNS)
+        batch = MicroBatch((make_row(RowRef(meta.keys[0], meta.tags[0]["num_tokens"]), columns, 1.0, version=0),))
+
+        def note(tensor, is_on=is_on):
+            kept[is_on] += tensor.numel()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+            rank._critic._values_of(batch)
+    assert kept[True] < kept[False] / 2
+
+
+def test_a_critic_whose_layers_cannot_keep_packed_rows_apart_is_refused(tiny_model, plane_and_meta, tmp_path):
+    save_model_with_sliding_windows(tmp_path)
+    critic = CriticConfig(model=CriticModelConfig(path=str(tmp_path)))
+    with pytest.raises(ConfigError, match="use_remove_padding"):
+        make_rank(tiny_model, plane_and_meta[0], algorithm=GAE, critic=critic)
+
+
+def test_the_policys_schedule_ends_with_the_run_though_the_critic_warmed_up(tiny_model, plane_and_meta):
+    # 10 steps, 8 of them the critic's alone: of the two that are left the first is at the full rate, the last at min_lr_ratio.
+    plane, meta = plane_and_meta
+    optim = OptimConfig(lr=1e-3, weight_decay=0.0, lr_scheduler_type="linear", min_lr_ratio=0.25)
+    rank = make_rank(tiny_model, plane, algorithm=GAE, critic_warmup=8, optim=optim)
+    rates = [rank.train_step(meta, version=version)["train/lr/value"] for version in (8, 9)]
+    assert rates == pytest.approx([1e-3, 0.25e-3])
 
 
 def three_steps(rank, world_size, init_method, model_path, folder):

@@ -7,8 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from training_builders import largest_difference, make_rank, make_rows, stored
-from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+from training_builders import largest_difference, make_rank, make_rows, save_model_with_sliding_windows, stored
 
 from psrl.config.model import ModelConfig
 from psrl.errors import ConfigError
@@ -137,11 +136,7 @@ def test_training_steps_are_the_same_however_rows_lie(tiny_model, monkeypatch, o
 
 
 def test_a_model_with_sliding_windows_is_padded_or_refused(tmp_path):
-    config = Gemma3TextConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
-        head_dim=16, sliding_window=4, layer_types=["sliding_attention", "full_attention"],
-    )  # fmt: skip
-    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    save_model_with_sliding_windows(tmp_path)
     data_plane, _ = stored([])
     with pytest.raises(ConfigError, match="use_remove_padding"):
         make_rank(tmp_path, data_plane)

@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Gemma3ForCausalLM, Gemma3TextConfig, Qwen3Config, Qwen3ForCausalLM
 
 from psrl.config.actor import ActorConfig, OptimConfig, RefConfig
 from psrl.config.algorithm import AlgorithmConfig
@@ -24,6 +24,14 @@ def save_tiny_model(path):
         head_dim=16, tie_word_embeddings=True, initializer_range=0.2,
     )  # fmt: skip
     Qwen3ForCausalLM(config).save_pretrained(path)
+
+
+def save_model_with_sliding_windows(path):
+    config = Gemma3TextConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
+        head_dim=16, sliding_window=4, layer_types=["sliding_attention", "full_attention"],
+    )  # fmt: skip
+    Gemma3ForCausalLM(config).save_pretrained(path)
 
 
 def make_rows(model_path, *, num_groups=3, group_size=4, temperature=0.7, seed=0, rewards=None):
