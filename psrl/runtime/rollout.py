@@ -151,7 +151,6 @@ async def _at_endpoint(
     note(f"{num_total} episodes of {len(tasks)} tasks at {endpoint.url}, model {endpoint.model}; run folder {folder.path}")
     writer, errors = TrajectoryWriter(folder.trajectories), ErrorLog(folder.errors)
     metrics = open_metric_log(["jsonl"], TrackedRun(folder=folder))
-    progress = ProgressLine("played", num_total - len(opened.stored))
 
     def log(values: dict[str, float], step: int) -> None:
         metrics.log(values, step=step)
@@ -163,6 +162,7 @@ async def _at_endpoint(
         tell=lambda text, has_ended: progress.done(text) if has_ended else progress.show(text),
     )
     work = Rollout(config, tasks, opened.stored, sinks, num_at_once=rollout_settings.agent.max_concurrent_episodes)
+    progress = ProgressLine("played", work.num_left)
     ending = asyncio.create_task(end_agents(stop.event))
     try:
         async with EndpointWorker(config, rollout_settings, endpoint, errors) as worker:

@@ -108,6 +108,18 @@ def test_every_task_is_played_n_times_task_by_task_and_no_more_at_once_than_may_
     assert loop.so_far() == "12/12 episodes, 12 solved"
 
 
+def test_a_resume_that_asks_for_fewer_episodes_than_are_stored_has_none_left(tmp_path):
+    stored = [
+        summary_of(Member(ticket=each.ticket, episode=each, num_retries=0)) for each in (episode_of("train-0-0", n) for n in range(4))
+    ]
+    loop, _, _ = rollout(tmp_path, stored, rollout_n=2)
+    plays = Plays()
+    asyncio.run(loop.run(plays.play))
+    assert plays.asked == [f"train-0-{row}-e{index}" for row in (1, 2, 3) for index in range(2)]
+    summary = loop.summary(tmp_path, stopped_early=False, is_captured=True)
+    assert (summary.num_episodes, summary.num_left) == (10, 0)
+
+
 def test_a_stopped_rollout_plays_what_is_open_and_failures_again_under_the_same_seeds(tmp_path):
     first, written, _ = rollout(tmp_path)
     plays = Plays(ends={"train-0-0-e1": Outcome.INFRA_ERROR}, stops_at=6)

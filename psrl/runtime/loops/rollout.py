@@ -108,10 +108,15 @@ class Rollout:
         open_episodes = self._open_episodes()
         try:
             async with asyncio.TaskGroup() as players:
-                for _ in range(max(1, min(self._num_at_once, self.num_total - len(self._is_stored)))):
+                for _ in range(max(1, min(self._num_at_once, self.num_left))):
                     players.create_task(self._play_on(open_episodes, play))
         finally:
             self._log()
+
+    @property
+    def num_left(self) -> int:
+        """Not stored. A resume with a smaller `psrl.rollout_n` may have more stored than it asks for."""
+        return sum(1 for _ in self._open_episodes())
 
     def so_far(self) -> str:
         """`12/64 episodes, 7 solved`"""
@@ -127,7 +132,7 @@ class Rollout:
             run_folder=run_folder,
             num_tasks=len(self._tasks),
             num_episodes=len(self._is_stored),
-            num_left=self.num_total - len(self._is_stored),
+            num_left=self.num_left,
             accuracy=metrics.get(names.ACCURACY_MEAN),
             reward=metrics.get(names.REWARD_MEAN),
             tool_rate=metrics.get(names.TOOL_RATE) if is_captured else None,
