@@ -45,9 +45,10 @@ def print_changes(changes: ScoreChanges) -> None:
 
     from psrl.runtime.score_changes import mean_or_none
 
-    console = Console(highlight=False)
+    # Data sources and uids are as rows have them: "[/INST]" is no style.
+    console = Console(highlight=False, markup=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
+        console = Console(highlight=False, markup=False, width=PLAIN_WIDTH)
     table = Table("data source", "episodes", "reward", "accuracy", "up", "down", "judged now", "not judged now", box=SIMPLE_HEAD)
     for source, scores in sorted(changes.by_source.items()):
         pairs = ((scores.rewards_before, scores.rewards_after), (scores.accuracies_before, scores.accuracies_after))

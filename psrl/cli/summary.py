@@ -27,7 +27,7 @@ def print_summary(summary: Any) -> None:
         value = getattr(summary, name)
         if value is not None and not dataclasses.is_dataclass(value) and not isinstance(value, tuple):
             table.add_row(name.replace("_", " "), f"{value:.4g}" if isinstance(value, float) else str(value))
-    Console(soft_wrap=True).print(table)
+    Console(soft_wrap=True, markup=False).print(table)
 
 
 def print_evaluation(summary: EvalSummary) -> None:
@@ -45,7 +45,7 @@ def _print_accuracies(accuracies: Sequence[tuple[str, float]]) -> None:
         if label not in ("greedy", "mean@n"):
             table.add_row(label, f"{value:.4g}")
     if table.row_count:
-        Console(soft_wrap=True).print(table)
+        Console(soft_wrap=True, markup=False).print(table)
 
 
 def _print_swe(swe: SweSummary) -> None:

@@ -11,6 +11,8 @@ import pytest
 from runtime.stored_kit import episode_of, run_folder, train_file
 
 from psrl.cli.main import main
+from psrl.cli.regrade import print_changes
+from psrl.runtime.score_changes import ScoreChanges
 from psrl.telemetry.errors_log import read_errors
 from psrl.telemetry.trajectories import read_trajectories
 from psrl.types import Outcome, Score
@@ -34,6 +36,15 @@ def custom(tmp_path, body):
     file = tmp_path / "mine.py"
     file.write_text(f"import time\n\ndef compute_score(data_source, solution_str, ground_truth, extra_info):\n{body}\n")
     return (f"custom_reward_function.path={file}", "reward.name=custom", "reward.timeout_s=1.5")
+
+
+def test_names_that_rows_chose_are_printed_as_they_are(tmp_path, capsys):
+    told = episode_of("a", 0, reward=1.0)
+    changes = ScoreChanges()
+    before = replace(told, task=replace(told.task, data_source="math[/b]"), score=Score(reward=0.0))
+    changes.add(before, told)
+    print_changes(changes)
+    assert "math[/b]" in capsys.readouterr().out
 
 
 def test_new_rewards_lie_beside_the_old_ones_and_all_else_is_the_same(tmp_path, capsys):
