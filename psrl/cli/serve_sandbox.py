@@ -19,10 +19,12 @@ from psrl.errors import ConfigError
 if TYPE_CHECKING:
     from psrl.runtime.serve_sandbox import SandboxService
 
+MAX_PORT = 65535
+
 
 def serve_sandbox(
     host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Of the first server, the others follow; 0 takes free ones.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=MAX_PORT, help="Of the first server, the others follow; 0 takes free ones.")] = 8080,
     num_servers: Annotated[int, typer.Option(min=1, help="Server processes, each with its own port and workers.")] = 1,
     num_workers: Annotated[int, typer.Option(min=0, help="Programs that one server runs at once; 0: two for each of its cores.")] = 0,
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that wait in one server; further ones are answered 429.")] = 256,
@@ -60,7 +62,10 @@ def serve_sandbox(
     config = Config(sandbox=sandbox)
     check_values(config)
     check_sandbox(config)
-    _check_key(host, api_key_file)
+    _check_key(host, backend, api_key_file)
+    if port and port + num_servers - 1 > MAX_PORT:
+        rule = f"is the first of {num_servers} ports, and the last of them would be beyond {MAX_PORT}"
+        raise ConfigError(key="--port", value=port, rule=rule, fix=f"set --port {MAX_PORT - num_servers + 1} or less, or --port 0")
     settings = SandboxServiceSettings(
         sandbox=sandbox,
         log_folder=log_dir or Path("runs") / "serve" / datetime.now().strftime("%Y%m%d-%H%M%S"),
@@ -76,17 +81,21 @@ def serve_sandbox(
     asyncio.run(_serve(SandboxService(settings, report=console.print), console))
 
 
-def _check_key(host: str, api_key_file: Path | None) -> None:
-    """Whoever can reach the port can run programs here: that is nobody else by default, and with a key where it is everybody.
+def _check_key(host: str, backend: str, api_key_file: Path | None) -> None:
+    """Whoever can reach the port can run programs here: this machine's users and its browsers' pages by default, who stay in the
+    sandbox; with a key where it is everybody, or where there is no isolation.
 
     Raises:
-        ConfigError: The file holds no key, or there is none and others can reach the port.
+        ConfigError: The file holds no key, or there is none and one is needed.
     """
     key = "--api-key-file"
     if api_key_file is not None:
         if not api_key_file.is_file() or not api_key_file.read_text().strip():
             raise ConfigError(key=key, value=str(api_key_file), rule="holds no key", fix=f"openssl rand -hex 32 > {api_key_file}")
         return
+    if backend == "process":
+        rule = "with --backend process whoever reaches the port, any web page in a browser here included, would be you"
+        raise ConfigError(key=key, value=None, rule=rule, fix="openssl rand -hex 32 > sandbox.key, and give --api-key-file sandbox.key")
     try:
         is_loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

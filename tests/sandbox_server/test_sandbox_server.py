@@ -230,6 +230,8 @@ def test_the_command_serves_on_several_ports_starts_a_killed_server_again_and_en
     ("options", "words"),
     [
         (["--host", "0.0.0.0"], "openssl rand"),
+        (["--backend", "process"], "would be you"),
+        (["--port", "65535", "--num-servers", "2"], "beyond 65535"),
         (["--api-key-file", "/nowhere"], "holds no key"),
         (["--wall-s", "0"], "must be above 0"),
         (["--packages", "no-such-thing"], "is not installed here"),
