@@ -81,6 +81,8 @@ class _Read:
     """What came of one set."""
 
     questions: list[Question] = field(default_factory=list)
+    places: list[tuple[str, int]] = field(default_factory=list)
+    """File and row of each question."""
     num_duplicates: int = 0
     left_out: list[RowError] = field(default_factory=list)
 
@@ -188,6 +190,7 @@ def _read(question_set: QuestionSet, rows: Iterator[tuple[str, int, Any]], for_v
                 found.left_out.append(RowError(source=file, row=row, reason="in_validation", detail=detail))
             else:
                 found.questions.append(question)
+                found.places.append((file, row))
         elif answers[key] == question.answer:
             found.num_duplicates += 1
         else:
@@ -203,12 +206,14 @@ def _read(question_set: QuestionSet, rows: Iterator[tuple[str, int, Any]], for_v
 
 def _leave_out_ungradable(question_set: QuestionSet, found: _Read, reward_name: str) -> None:
     reasons = ungradable(found.questions, reward_name=reward_name)
-    found.left_out += [RowError(source=question_set.name, row=row, reason="gold_is_wrong", detail=why) for row, why in reasons.items()]
+    for position, why in reasons.items():
+        file, row = found.places[position]
+        found.left_out.append(RowError(source=file, row=row, reason="gold_is_wrong", detail=why))
     wrong = [error for error in found.left_out if error.reason != "in_validation"]
     if len(wrong) > MAX_LEFT_OUT_SHARE * len(found.questions):
         rule = f"{len(wrong)} of the {len(found.questions)} questions of {question_set.name} would be left out: {named(wrong)}"
         raise ConfigError(key="--source", value=question_set.name, rule=rule, fix="correct these rows")
-    found.questions = [question for row, question in enumerate(found.questions) if row not in reasons]
+    found.questions = [question for position, question in enumerate(found.questions) if position not in reasons]
 
 
 def _write(output: Path, found: _Read, system_text: str) -> Path:

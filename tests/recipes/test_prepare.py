@@ -102,11 +102,13 @@ def test_answers_that_their_own_measure_calls_wrong_are_left_out_and_named_and_m
     source = tmp_path / "rows"
     source.mkdir()
     write = (source / "dapo.jsonl").write_text
-    write("".join(json.dumps(row) + "\n" for row in [*right, *wrong]))
+    write("".join(json.dumps(row) + "\n" for row in [right[0], *right, *wrong]))  # the first one twice
     output = prepare_retool(source, tmp_path / "out", with_model=False)
     assert len(written(output / "dapo_math_17k.jsonl")) == 300
     left_out = written(output / "left_out.jsonl")
-    assert [(row["row"], row["reason"]) for row in left_out] == [(300, "gold_is_wrong"), (301, "gold_is_wrong")]
+    assert [(row["source"], row["row"], row["reason"]) for row in left_out] == [
+        ("dapo.jsonl", 301, "gold_is_wrong"), ("dapo.jsonl", 302, "gold_is_wrong")
+    ]  # fmt: skip
     write("".join(json.dumps(row) + "\n" for row in [*right[:50], *wrong]))
     with pytest.raises(ConfigError, match=r"2 of the 52 questions of dapo_math_17k would be left out.*gold_is_wrong"):
         prepare_retool(source, tmp_path / "other", with_model=False)
