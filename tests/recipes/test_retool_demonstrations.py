@@ -101,6 +101,17 @@ def test_rows_with_calls_as_verl_converts_them_are_kept_also_from_parquet(tmp_pa
     assert load_demonstrations([str(tmp_path / "rows.parquet")])[0].messages[1].tool_calls[0].name == "code_interpreter"
 
 
+def test_a_message_may_call_and_say_nothing_and_needs_a_role(tmp_path):
+    call = {"type": "function", "function": {"name": "code_interpreter", "arguments": {"code": "print(1)"}}}
+    turns = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "1"}]
+    row = {"messages": [{"role": "user", "content": "q"}, *turns, {"role": "assistant", "content": "\\boxed{1}"}]}
+    write_demonstrations(tmp_path / "sft.jsonl", str(jsonl(tmp_path, [row])), system_text="s")
+    (demonstration,) = load_demonstrations([str(tmp_path / "sft.jsonl")])
+    assert [(message.content, len(message.tool_calls)) for message in demonstration.messages[2:]] == [("", 1), ("1", 0), ("\\boxed{1}", 0)]
+    with pytest.raises(RowError, match="role"):
+        converted({"messages": [{"content": "q"}, *turns]})
+
+
 def test_many_broken_rows_refuse_the_file_and_nothing_is_written(tmp_path):
     broken = {"messages": [{"role": "user", "content": "q"}]}
     with pytest.raises(ConfigError, match=r"2 of 4 rows cannot be used.*unknown_shape"):

@@ -65,7 +65,7 @@ def conversation_of(raw: Any, *, system_text: str, source: str, row: int) -> dic
         return RowError(source=source, row=row, reason=reason, detail=detail)
 
     messages = raw.get("messages") if isinstance(raw, Mapping) else None
-    if not isinstance(messages, list) or not all(isinstance(each, Mapping) and isinstance(each.get("content"), str) for each in messages):
+    if not isinstance(messages, list) or not all(map(_is_message, messages)):
         raise refuse("unknown_shape", f"a row has messages with role and content, this is {raw!r:.80}")
     if any(each.get("tool_calls") for each in messages):
         kept = [_plain(each) for each in messages]
@@ -104,6 +104,14 @@ def _turns(said: str, refuse: Any) -> Iterator[dict[str, Any]]:
     if not last:
         raise refuse("no_answer", "nothing follows the last block")
     yield {"role": "assistant", "content": last}
+
+
+def _is_message(message: Any) -> bool:
+    """Text of a role; a message that calls may say nothing beside, as OpenAI's API has it."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        return False
+    content = message.get("content")
+    return isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
