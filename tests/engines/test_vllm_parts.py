@@ -1,10 +1,12 @@
 """What surrounds vLLM in its engine, without vLLM."""
 
 import dataclasses
+import shutil
 import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from psrl.config.model import ModelConfig
 from psrl.config.rollout import RolloutConfig
@@ -82,6 +84,15 @@ def test_shapes_are_read_from_the_files_of_the_model(qwen3_folder, tmp_path):
     assert "lm_head.weight" not in shapes  # tied
     with pytest.raises(EngineError, match=r"no .*safetensors"):
         shapes_of_folder(tmp_path)
+
+
+def test_a_copy_of_tied_embeddings_in_the_folder_is_no_parameter_and_nobody_need_push_it(qwen3_folder, tmp_path):
+    """As Qwen3-0.6B's: its file has `lm_head.weight`, its config.json says that the embeddings are tied."""
+    tensors = load_file(qwen3_folder / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, tmp_path / "model.safetensors")
+    shutil.copy(qwen3_folder / "config.json", tmp_path)
+    assert shapes_of_folder(tmp_path) == shapes_of_folder(qwen3_folder)
+    check_shapes(lay_out(tensors.items(), version=1), shapes_of_folder(tmp_path))
 
 
 def test_the_command_gives_the_machines_cores_out_among_all_processes_that_compute(monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,13 +17,15 @@ from psrl.types import PolicyVersion
 
 CHECKSUM_OF_START = "start"
 """Reported until the first update: the starting weights came from a folder."""
+TIED_COPY = "lm_head.weight"
+"""Where embeddings are tied, some folders (Qwen3-0.6B) hold it beside the embedding; it is no parameter then, and is not published."""
 FLOATING = ("float32", "bfloat16", "float16", "float64")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 def shapes_of_folder(model_path: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every parameter of a Hugging Face folder, from the headers of its files.
+    """Name and shape of every parameter of a Hugging Face folder, from its config.json and the headers of its files.
 
     Raises:
         EngineError: There is no `*.safetensors` file.
@@ -33,6 +36,9 @@ def shapes_of_folder(model_path: Path) -> dict[str, tuple[int, ...]]:
             shapes |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118 (not a dict)
     if not shapes:
         raise EngineError(f"model {model_path} has no *.safetensors files")
+    settings = json.loads((model_path / "config.json").read_text())
+    if settings.get("tie_word_embeddings"):
+        shapes.pop(TIED_COPY, None)
     return {name: shape for name, shape in shapes.items() if not name.endswith("rotary_emb.inv_freq")}
 
 
