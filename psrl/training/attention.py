@@ -4,15 +4,15 @@ Registered with transformers under `NAME`, so that its models run unchanged: eve
 flat [1, T] batch has no padding. The layout goes through the model as a keyword. A segment sees its prefix (another segment) and
 itself up to each token, and nothing else: no row can see another. Without a layout (a padded [B, T] batch) it is plain causal attention.
 
-On CUDA in half precision it is one call of torch's variable-length flash kernel. Elsewhere segments of similar length go through
-`scaled_dot_product_attention` together; only there, and only in attention, is anything padded.
+On CUDA in half precision it is one call of torch's variable-length flash kernel. Elsewhere segments of similar prefix and length go
+through `scaled_dot_product_attention` together; only there, and only in attention, is anything padded.
 
 Legend: T tokens, A heads, K heads of keys, D head width, S segments of a bucket, L their longest, P their longest prefix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -29,6 +29,8 @@ from psrl.errors import TrainingError
 NAME = "psrl_rows"
 MIN_FILL = 0.8
 """A segment shorter than this share of the longest of its bucket opens a new one."""
+MIN_PREFIX_FILL = 0.5
+"""The same of prefixes: their padding is keys alone, no queries."""
 MIN_BUCKET_TOKENS = 1024
 """Smaller buckets are not closed for the sake of padding: the fixed cost of a call would exceed it."""
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
@@ -62,11 +64,12 @@ class RowLayout:
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The segments by similar length, those with a prefix apart from those without."""
+        """The segments by similar prefix, those with one apart from those without, and then by similar length."""
         buckets: list[Bucket] = []
         for has_prefix in (False, True):
             mine = [s for s in self.segments if (s.prefix_length > 0) == has_prefix]
-            buckets += [Bucket.of(part, self.device) for part in _similar(mine)]
+            for part in _similar(mine, lambda s: s.prefix_length, min_fill=MIN_PREFIX_FILL):
+                buckets += [Bucket.of(segments, self.device) for segments in _similar(part, lambda s: s.length, min_fill=MIN_FILL)]
         return tuple(buckets)
 
     @cached_property
@@ -208,12 +211,12 @@ def use_rows_attention(causal_lm: Any) -> bool:
     return True
 
 
-def _similar(segments: Sequence[Segment]) -> list[list[Segment]]:
-    """Longest first; a bucket is closed when the next segment would be mostly padding."""
+def _similar(segments: Sequence[Segment], size_of: Callable[[Segment], int], *, min_fill: float) -> list[list[Segment]]:
+    """Largest first; a bucket is closed when the next segment would be mostly padding."""
     buckets: list[list[Segment]] = []
-    for segment in sorted(segments, key=lambda s: (-s.length, -s.prefix_length)):
-        first = buckets[-1][0] if buckets else None
-        if first is None or (segment.length < MIN_FILL * first.length and len(buckets[-1]) * first.length >= MIN_BUCKET_TOKENS):
+    for segment in sorted(segments, key=size_of, reverse=True):
+        largest = size_of(buckets[-1][0]) if buckets else 0
+        if not buckets or (size_of(segment) < min_fill * largest and len(buckets[-1]) * largest >= MIN_BUCKET_TOKENS):
             buckets.append([])
         buckets[-1].append(segment)
     return buckets

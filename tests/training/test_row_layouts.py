@@ -71,6 +71,13 @@ def test_logprobs_entropies_and_gradients_equal_those_of_padded_rows(policy, sma
     assert largest_difference(found[2], expected[2]) < 1e-5
 
 
+def test_a_long_prefix_is_not_padding_for_those_with_a_short_one():
+    # Own tokens 50 each; prefixes 4,000 and 20: 8 * 4,050 + 200 * 70 keys, where one bucket of them all would have 208 * 4,050.
+    long, short = (attention.Segment(0, 50, 0, prefix) for prefix in (4_000, 20))
+    layout = attention.RowLayout(segments=(long,) * 8 + (short,) * 200, device=torch.device("cpu"))
+    assert sum(len(bucket.keys) for bucket in layout.buckets) == 8 * 4_050 + 200 * 70
+
+
 def test_a_groups_prompt_lies_there_once(policy):
     rows = [(torch.arange(10 + n), torch.tensor([0] * 10 + [1] * n)) for n in (3, 4, 5)]
     rows = [(torch.cat((ids[:10], ids[10:] + index)), mask) for index, (ids, mask) in enumerate(rows)]
