@@ -201,11 +201,17 @@ class _Run:
             result = await sandbox.run(["bash", SCRIPT], stdin=stdin, limits=self._limits)
         else:
             result = await sandbox.run_program(request.code, stdin=stdin, limits=self._limits, shows_last=False, keeps_files=True)
+        self.fetched = {}
+        num_bytes = 0
         for path in request.fetch_files:
             try:
-                self.fetched[path] = await sandbox.read(path)
+                content = await sandbox.read(path)
             except OSError:  # not there, or no file: left out, as the published service does
                 continue
+            num_bytes += len(content)
+            if num_bytes > self._limits.disk_bytes:  # one file under many names would be held as often
+                raise RefusedError(413, f"fetch_files: more than the {self._limits.disk_bytes} bytes that a program's files may take")
+            self.fetched[path] = content
         return result
 
 

@@ -190,6 +190,13 @@ def test_sigterm_ends_the_programs_and_leaves_nothing(tmp_path):
     assert not [label for label in labelled_processes().values() if label.startswith(f"{run}.")]
 
 
+def test_one_file_under_many_names_is_not_held_as_often(sandbox_service):
+    code = "open('f', 'wb').write(bytes(20 * 2**20))"
+    assert list(ran(sandbox_service, code, fetch_files=["f", "./f"])["files"]) == ["f", "./f"]
+    status, answer = post(sandbox_service, {"code": code, "language": "python", "fetch_files": [f"{'./' * n}f" for n in range(4)]})
+    assert (status, answer["detail"]) == (413, f"fetch_files: more than the {64 * 2**20} bytes that a program's files may take")
+
+
 def test_a_server_that_cannot_make_sandboxes_says_why(tmp_path):
     environment = {**os.environ, "PATH": str(tmp_path)}
     argv = [sys.executable, "-m", "psrl.sandbox_server", "--port", "0"]
