@@ -21,8 +21,9 @@ LOOPBACK = "127.0.0.1"
 ANSWER_S = 1.0
 """A raylet that takes no connection for so long is gone; Ray itself needs some fifteen seconds to say so."""
 REPLICAS = (Role.REPLICA, Role.VALIDATION_REPLICA)
-SHARED_GPU = 0.5
-"""Of a GPU, to Ray, that a train worker and a replica have together."""
+RANK_SHARE, REPLICA_SHARE = 0.6, 0.4
+"""Of a GPU, to Ray, where a train worker and a replica have it together. Ray fills the GPU that has the least left: two halves could be
+two ranks, which NCCL refuses. With more than half each, ranks are apart; replicas, which come after them, then fit only what ranks left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +84,7 @@ class Places:
         node = self._ray_nodes[self._places[role][index]]
         return {
             "scheduling_strategy": NodeAffinitySchedulingStrategy(node.id, soft=False),
-            "num_gpus": SHARED_GPU * gpus if self._placement.shares_gpus else gpus,
+            "num_gpus": self._share(role, index) * gpus if self._placement.shares_gpus else gpus,
         }
 
     def device(self, role: Role, index: int) -> str:
@@ -135,6 +136,14 @@ class Places:
         if not self.spans_nodes:
             return now.lines()
         return [*now.lines(), "servers listen on their nodes' addresses, without keys: the network between the nodes must be private"]
+
+    def _share(self, role: Role, index: int) -> float:
+        """Of each of its GPUs. On a node with more replicas than ranks, those that find no rank beside them have theirs alone."""
+        if role not in REPLICAS:
+            return RANK_SHARE
+        node = self._places[role][index]
+        here = [(each, other) for each in REPLICAS for other, place in enumerate(self._places[each]) if place == node]
+        return REPLICA_SHARE if here.index((role, index)) < self._places[Role.TRAIN_WORKER].count(node) else 1.0
 
     def _room_on(self, alive: Sequence[bool], leaving: Role, index: int) -> Room:
         """What is free on nodes that live, without the process that goes."""

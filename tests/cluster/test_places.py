@@ -1,6 +1,9 @@
 """Where processes listen, and where they go when their node is lost."""
 
+import os
+
 import pytest
+import ray
 
 from psrl.config.machine import Machine
 from psrl.config.placement import Demand, Node, Role, place
@@ -77,11 +80,44 @@ def test_a_replica_finds_no_room_where_gpus_are_taken():
 def test_a_shared_gpu_takes_its_replica_again():
     nodes = [node("a", cpus=16, gpus=2), node("b", cpus=16, gpus=1)]
     places, alive = places_of(nodes, demand(num_ranks=2, rank_gpus=1, instance_gpus=(1,), share_gpus="always"))
-    assert places.options(Role.REPLICA, 0)["num_gpus"] == 0.5
     assert places.address(Role.REPLICA, 0) == "10.0.0.2"
+    assert places.options(Role.REPLICA, 0)["num_gpus"] == 1  # both ranks are on the other node
     alive[1] = False
     assert places.settle(Role.REPLICA, 0)
     assert places.address(Role.REPLICA, 0) == "10.0.0.1"
+    assert places.options(Role.REPLICA, 0)["num_gpus"] == 0.4
+
+
+def test_where_gpus_are_shared_two_ranks_ask_for_more_than_one_gpu_has():
+    places, _ = places_of([node("a", cpus=16, gpus=3)], demand(num_ranks=2, rank_gpus=1, instance_gpus=(1, 1), validation_gpus=(1,)))
+    assert [places.options(Role.TRAIN_WORKER, rank)["num_gpus"] for rank in (0, 1)] == [0.6, 0.6]
+    assert [places.options(Role.REPLICA, index)["num_gpus"] for index in (0, 1)] == [0.4, 0.4]
+    assert places.options(Role.VALIDATION_REPLICA, 0)["num_gpus"] == 1  # the third card has no rank
+    assert places.options(Role.AGENT_WORKER, 0)["num_gpus"] == 0
+
+
+@ray.remote(num_cpus=0)
+class OnGpu:
+    def gpus(self) -> str:
+        return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.mark.slow
+def test_ray_gives_no_two_ranks_and_no_two_replicas_one_gpu():
+    """Ray's own bookkeeping of three GPUs, which need not be there."""
+    ray.init(address="local", num_cpus=1, num_gpus=3, include_dashboard=False, log_to_driver=False)
+    try:
+        here = ray.get_runtime_context().get_node_id()
+        wanted = demand(num_ranks=2, rank_gpus=1, instance_gpus=(1, 1, 1), share_gpus="always")
+        places = Places(place(wanted, [node("a", cpus=16, gpus=3)]), [RayNode(id=here, address=LOOPBACK, port=1)])
+        actors = [
+            [OnGpu.options(**places.options(role, index)).remote() for index in range(places.count(role))]
+            for role in (Role.TRAIN_WORKER, Role.REPLICA)
+        ]
+        given = [ray.get([actor.gpus.remote() for actor in each], timeout=60) for each in actors]
+    finally:
+        ray.shutdown()
+    assert [len(set(each)) for each in given] == [2, 3]
 
 
 def test_threads_are_shared_on_a_node_and_not_over_the_run():
