@@ -76,8 +76,7 @@ def train_workers(config: Config, machine: Machine, size: ModelSize) -> PlannedP
 def training_memory(config: Config, size: ModelSize) -> TrainingMemory:
     """Of one rank."""
     model, actor = config.train_actor_rollout_ref.model, config.train_actor_rollout_ref.actor
-    fsdp, ranks = actor.fsdp_config, config.trainer.num_workers
-    parts = ranks if fsdp.fsdp_size == -1 else fsdp.fsdp_size
+    parts = _ranks_of_a_copy(config)
     param_bytes, compute_bytes = DTYPE_BYTES[model.dtype], DTYPE_BYTES[model.served_dtype]
     weights = size.num_parameters * param_bytes
     trained = adapter_parameters(model, size) * FLOAT32_BYTES if model.lora_rank else weights
@@ -115,10 +114,13 @@ def fine_tuning(config: Config, machine: Machine) -> PlannedProcess:
     size, sft = read_model_size(model.path), config.sft
     whole_copy = size.num_parameters * DTYPE_BYTES[model.dtype] // count  # to save, at rank 0; the plan's rows are equal
     # Weights, gradients and AdamW's two moments.
-    states = 4 * whole_copy
+    states = 4 * size.num_parameters * DTYPE_BYTES[model.dtype] // _ranks_of_a_copy(config)
     tokens = min(max(SFT_MICRO_BATCH_TOKENS, sft.max_length), sft.batch_size * sft.max_length)
     is_checkpointed = config.train_actor_rollout_ref.actor.gradient_checkpointing
     kept = activation_bytes(size, tokens, dtype=model.served_dtype, is_checkpointed=is_checkpointed) + _logit_bytes(size, tokens)
+    gathered = " and gathered layers" if is_sharded(config) else ""
+    if gathered:
+        kept += _gathered_bytes(config, size, DTYPE_BYTES[model.served_dtype], is_trained_whole=not model.lora_rank)
     on_gpu = config.trainer.device == "cuda" or (config.trainer.device == "auto" and machine.num_gpus > 0)
     return PlannedProcess(
         role="fine-tuning",
@@ -126,7 +128,7 @@ def fine_tuning(config: Config, machine: Machine) -> PlannedProcess:
         num_cores=0,
         memory_bytes=PROCESS_BYTES["torch"] + whole_copy + (0 if on_gpu else states + kept),
         gpu_bytes=states + kept if on_gpu else 0,
-        reason=f"weights, gradients, AdamW {states / MIB:.0f} MiB; activations of {tokens} tokens {kept / MIB:.0f} MiB",
+        reason=f"weights, gradients, AdamW {states / MIB:.0f} MiB; activations of {tokens} tokens{gathered} {kept / MIB:.0f} MiB",
         key="sft.batch_size" if kept > states else "train_actor_rollout_ref.model.path",
     )
 
@@ -150,6 +152,11 @@ def adapter_parameters(model: ModelConfig, size: ModelSize) -> int:
     widths |= {"gate_proj": hidden + inner, "up_proj": hidden + inner, "down_proj": inner + hidden}
     chosen = widths if model.target_modules == [ALL_LINEAR] else [name for name in widths if name in model.target_modules]
     return model.lora_rank * size.num_layers * sum(widths[name] for name in chosen)
+
+
+def _ranks_of_a_copy(config: Config) -> int:
+    size = config.train_actor_rollout_ref.actor.fsdp_config.fsdp_size
+    return config.trainer.num_workers if size == -1 else size
 
 
 def _layer_numbers(size: ModelSize, *, is_half: bool) -> int:

@@ -12,7 +12,7 @@ from psrl.config.machine import Machine
 from psrl.config.model import ModelConfig
 from psrl.config.model_size import read_model_size
 from psrl.config.plan import make_plan
-from psrl.config.plan_of_training import MAX_CHUNK_LOGITS, activation_bytes, adapter_parameters, train_workers, training_memory
+from psrl.config.plan_of_training import MAX_CHUNK_LOGITS, activation_bytes, adapter_parameters, fine_tuning, train_workers, training_memory
 from psrl.errors import ConfigError
 
 SHAPE = {
@@ -99,6 +99,17 @@ def test_weights_gradients_and_moments_are_divided_within_a_copy(tmp_path):
     assert whole.gathered == PARAMETERS * 4 + 12_288 * 8
 
 
+def test_fine_tuning_is_divided_as_training_is(tmp_path):
+    def card(*overrides):
+        config = load_config(str(write_recipe(tmp_path)), ["trainer.num_workers=4", "sft.batch_size=4", *overrides])
+        return fine_tuning(config, GPU).gpu_bytes
+
+    # weights, gradients and two moments: a quarter of them in one copy over four ranks, a half where two ranks hold a copy
+    assert card(f"{FSDP}.fsdp_size=2") - card() == 4 * 4 * PARAMETERS // 4
+    # all layers stay whole, and not two and the embedding: nothing more for a model of two layers
+    assert card(f"{FSDP}.reshard_after_forward=false") == card()
+
+
 def test_an_adapter_has_gradients_and_moments_and_the_model_has_not(tmp_path):
     # rank 8; H 32, Q 32, K 16, I 128: q and o 64, k and v 48, gate, up and down 160 each; two layers
     trained = 8 * 2 * (64 + 64 + 48 + 48 + 3 * 160)
@@ -165,7 +176,6 @@ def test_mixed_precision_halves_activations_and_not_the_weights(tmp_path):
         ([f"{MODEL}.lora_rank=-1"], "lora_rank", "0"),
         ([f"{MODEL}.lora_rank=4", f"{MODEL}.target_modules=[]"], "target_modules", "all-linear"),
         ([f"{MODEL}.lora_rank=4", f"{MODEL}.target_modules=[all-linear,q_proj]"], "target_modules", "all-linear"),
-        ([f"{MODEL}.lora_rank=4", "gen_actor_rollout_ref.rollout.name=vllm"], "lora_merge", "true"),
     ],
 )
 def test_settings_that_cannot_work_or_change_nothing_are_refused(tmp_path, overrides, key, fix):
