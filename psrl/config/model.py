@@ -29,8 +29,7 @@ class ModelConfig:
     """Linear layers with an adapter, by the ends of their names (`q_proj`), or `[all-linear]`."""
 
     lora_merge: bool = False
-    """False sends the engines the adapter alone, which the torch engine merges itself; true sends merged weights, for any engine. verl's
-    is `model.lora.merge`."""
+    """False sends the engines the adapter alone, which they merge themselves; true sends merged weights. verl's is `model.lora.merge`."""
 
     @property
     def served_dtype(self) -> str:

@@ -77,9 +77,6 @@ def _check_adapter(config: Config) -> None:
         _refuse_dead(
             config, [f"{MODEL}.lora_alpha", f"{MODEL}.lora_merge", key], because=f"{MODEL}.lora_rank=0", fix=f"set {MODEL}.lora_rank=16"
         )
-    elif not model.lora_merge and config.gen_actor_rollout_ref.rollout.name == "vllm":
-        rule = "sends the adapter alone, which only the torch engine takes"
-        raise ConfigError(key=f"{MODEL}.lora_merge", value=False, rule=rule, fix=f"set {MODEL}.lora_merge=true")
     elif not model.target_modules:
         rule = "no layer would have an adapter"
         raise ConfigError(key=key, value=[], rule=rule, fix=f"set {key}=[{ALL_LINEAR}] or names such as [q_proj,v_proj]")

@@ -34,3 +34,9 @@ def test_what_only_vllm_reads_is_taken_for_vllm():
 def test_a_step_must_hold_a_token_of_each_sequence():
     with pytest.raises(ConfigError, match=r"max_num_batched_tokens.*less than one token"):
         load_config("retool_tiny", [f"{GEN}.name=vllm", f"{GEN}.max_num_batched_tokens=1"])
+
+
+def test_an_adapter_may_be_sent_to_vllm_as_it_is():
+    """tests/engines/test_vllm_engine.py says what vLLM makes of it."""
+    config = load_config("retool_tiny", [f"{GEN}.name=vllm", "train_actor_rollout_ref.model.lora_rank=4"])
+    assert not config.train_actor_rollout_ref.model.lora_merge
