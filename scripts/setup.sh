@@ -27,7 +27,8 @@ install_system() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; }
+# Not `grep -q`: it would leave at the first card, and with pipefail nvidia-smi, stopped at the next one, would make this false.
+has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep GPU >/dev/null; }
 
 install_torch() {
     if has_gpu; then
