@@ -85,4 +85,6 @@ def trajectory_from_json(line: dict[str, Any]) -> Trajectory:
             )
         )
         start = end
+    if trajectory.loss_mask() != line["loss_mask"]:
+        raise ValueError(f"loss_mask of {trajectory.uid} is another than its turns say: a token is learned exactly if it was sampled")
     return trajectory

@@ -5,6 +5,7 @@ import dataclasses
 import orjson
 import pytest
 
+from psrl.errors import ConfigError
 from psrl.telemetry.trajectories import TrajectoryWriter, read_trajectories
 from psrl.types import Outcome, Submission
 
@@ -43,6 +44,15 @@ def test_the_line_holds_flat_columns_that_other_programs_can_read(tmp_path, epis
     assert line["agent"] == "multi_turn_agent"
     (trajectory,) = line["trajectories"]
     assert {len(trajectory[name]) for name in ("ids", "loss_mask", "logprobs", "versions")} == {9}
+
+
+def test_a_mask_that_the_turns_do_not_say_is_refused_and_not_passed_over(tmp_path, episode_of):
+    written(tmp_path, episode_of())
+    line = orjson.loads((tmp_path / "train.jsonl").read_bytes())
+    line["trajectories"][0]["loss_mask"][3] = 0
+    (tmp_path / "train.jsonl").write_bytes(orjson.dumps(line) + b"\n")
+    with pytest.raises(ConfigError, match=r"line 1 .*loss_mask of train-0-000001-e0-t0 is another than its turns say"):
+        list(read_trajectories(tmp_path / "train.jsonl"))
 
 
 def test_validation_episodes_lie_in_a_file_of_their_own(tmp_path, episode_of):
