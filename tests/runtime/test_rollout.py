@@ -160,6 +160,16 @@ def test_failures_are_written_down_left_open_and_too_many_of_them_end_it(tmp_pat
     assert len(failing.asked) < 80
 
 
+def test_the_end_for_too_many_failures_names_their_most_frequent_cause_also_after_an_episode_that_was_judged(tmp_path):
+    loop, _, _ = rollout(tmp_path, rollout_n=16, num_at_once=1, max_rate=0.5)
+    # The window of 64 is full with the last one, which is judged.
+    uids = [f"train-0-{row}-e{index}" for row in range(4) for index in range(16)]
+    plays = Plays(ends=dict.fromkeys(uids[:-1], Outcome.INFRA_ERROR))
+    with pytest.raises(BaseExceptionGroup) as info:
+        asyncio.run(loop.run(plays.play))
+    assert "most often: [('engine gone', 63)]" in str(cause_in(info.value))
+
+
 @pytest.fixture
 def recipe(tmp_path):
     """Three tasks for an agent that asks once."""
