@@ -180,7 +180,7 @@ def _join(address: str) -> None:
     key, fix = "psrl.ray_address", "start one with `ray start --head`, or set local"
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": PROCESS_ENVIRONMENT})
-    except ConnectionError as error:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:  # no address, nobody there, other versions
         raise ConfigError(key=key, value=address, rule=f"no Ray cluster answers ({error})", fix=fix) from error
     try:
         ray.get_actor(TRANSFER_QUEUE_CONTROLLER, namespace=TRANSFER_QUEUE_NAMESPACE)
