@@ -57,6 +57,8 @@ class RegradeSummary:
 def regrade(config: Config, source: Path, *, note: Callable[[str], None] = print) -> RegradeSummary:
     """Grade every episode of the file `source` by `reward` of the settings, into a new file beside it; Ctrl-C keeps what is graded.
 
+    After a failure the file keeps `.unfinished` behind its name, so that nobody takes it for whole.
+
     Raises:
         ConfigError: A line is no stored episode, there is none, or the grader is not as configured.
         PsrlError: The grader does not work here, or fails on too many episodes.
@@ -104,19 +106,21 @@ async def _regrade(config: Config, source: Path, num_episodes: int, note: Callab
     lines, errors = JsonLinesFile(_unfinished(path)), ErrorLog(path.with_suffix(".errors.jsonl"))
     work = Regrade(config, scorer, lines, FailureLimit(errors, max_rate=config.psrl.max_infra_error_rate))
     progress = ProgressLine("graded", num_episodes)
+    has_failed = True
     try:
         await scorer.self_test()
         await unless_stopped(work.run(read_trajectories(source), lambda: progress.done(str(work.changes))), stop.event)
+        has_failed = False
     finally:
         stop.restore()
         lines.close()
         errors.close()
         await scorer.close()
-        if work.changes.num_episodes:
+        if not work.changes.num_episodes:
+            _unfinished(path).unlink()
+        elif not has_failed:
             _unfinished(path).rename(path)
             path.with_suffix(".yaml").write_text(to_yaml(config))
-        else:
-            _unfinished(path).unlink()
     return RegradeSummary(
         source=source,
         written=path,

@@ -90,6 +90,7 @@ def test_a_grader_that_fails_on_most_ends_with_the_cause(tmp_path, capsys):
     assert regrade(run.path, *custom(tmp_path, "    raise ValueError('no such unit')")) == 1
     said = capsys.readouterr().err
     assert "100% of the last 64 episodes could not be judged" in said and "no such unit" in said
+    assert [path.name for path in run.trajectories.glob("*regraded-1.jsonl*")] == ["train.regraded-1.jsonl.unfinished"]
 
 
 def test_ctrl_c_keeps_what_is_graded(tmp_path, capsys):
