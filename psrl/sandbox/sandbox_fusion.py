@@ -211,7 +211,7 @@ class SandboxFusionInterpreter(ProgramRunner):
             return result_of(orjson.loads(content), max_bytes=self._settings.output_kb * 1024)
         except SandboxError as error:
             raise _TryAgainError(f"{service.url}: {error}", is_broken=True) from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _TryAgainError(f"{service.url} answered no result of a program: {_said(content)}", is_broken=True) from error
 
     def _rest(self, service: _Service) -> None:
@@ -239,7 +239,7 @@ def result_of(answer: dict[str, Any], *, max_bytes: int) -> CommandResult:
 
     Raises:
         SandboxError: The service says that its sandbox failed.
-        KeyError, TypeError: It is no such response.
+        KeyError, TypeError, ValueError, AttributeError: It is no such response.
 
     Example:
         `Failed` with `run_result.status` `TimeLimitExceeded` -> killed_by `wall_time`; `return_code` -9 -> killed_by `signal:9`,

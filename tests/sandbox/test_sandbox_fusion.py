@@ -77,7 +77,12 @@ def test_the_request_has_the_published_fields_and_the_limits():
     assert "authorization" not in headers
 
 
-@pytest.mark.parametrize("bad", [(500, "oops"), (503, ""), (429, {"detail": "busy"}), (200, BROKEN), (200, "no JSON"), (200, {})])
+NO_TEXT = {**SUCCESS, "run_result": {**FINISHED, "stdout": 5}}
+
+
+@pytest.mark.parametrize(
+    "bad", [(500, "oops"), (503, ""), (429, {"detail": "busy"}), (200, BROKEN), (200, "no JSON"), (200, {}), (200, NO_TEXT)]
+)
 def test_what_the_world_got_wrong_is_tried_again(bad):
     result, asked = asked_of(bad, (200, SUCCESS))
     assert (result.stdout, len(asked)) == (b"5\n", 2)
