@@ -43,7 +43,7 @@ def rows_of_hub(name: str, *, split: str, subset: str | None = None) -> Iterator
     try:
         rows = datasets.load_dataset(name, subset, split=split)
     except (OSError, ValueError, RuntimeError) as error:
-        rule = f"{name} (split {split}) cannot be had: {type(error).__name__}: {str(error).strip().splitlines()[0]:.200}"
+        rule = f"{name} (split {split}) cannot be had: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]:.200}"
         fix = "see that this machine reaches the hub and that name and split are right, or give --source FOLDER with a copy"
         raise ConfigError(key="--hub", value=name, rule=rule, fix=fix) from error
     for row, raw in enumerate(rows):
