@@ -14,6 +14,7 @@ from torch import Tensor
 from psrl.errors import TrainingError
 from psrl.training.model import PolicyModel
 from psrl.training.packing import MicroBatch, ModelInputs, model_inputs
+from psrl.training.sharding import put_away
 from psrl.types import PolicyVersion
 
 
@@ -105,4 +106,5 @@ def score(model: PolicyModel, batches: Sequence[MicroBatch[TrainRow]], device: t
         logprobs_N, _ = model(inputs.input_ids, inputs.states, inputs.chosen, temperatures_N, layout=inputs.layout)
         parts = logprobs_N.split([len(row.turns) for row in batch.rows]) if batch.rows else ()
         scored.update({row.key: part for row, part in zip(batch.rows, parts, strict=True)})
+    put_away(model)
     return scored

@@ -110,6 +110,13 @@ def reduce_over_copies(model: nn.Module, *, is_last: bool) -> None:
         model.set_requires_all_reduce(is_last)
 
 
+def put_away(model: nn.Module) -> None:
+    """After forward passes that no backward pass follows: give up what was gathered and would stay whole, in the compute dtype."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 def _materialise(model: nn.Module, *, parameters_on: torch.device, buffers_on: torch.device) -> None:
     """Memory for parameters on `meta`, whose values come next; tied ones stay one. Buffers go to their device with their values."""
     made: dict[nn.Parameter, nn.Parameter] = {}

@@ -5,9 +5,10 @@ import math
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor
 from training_builders import largest_difference, make_rank, make_rows, stored
 
-from psrl.config.actor import OptimConfig
+from psrl.config.actor import FsdpConfig, OptimConfig
 from psrl.errors import ConfigError, DataPlaneError, RowTooLongError, TrainingError
 
 
@@ -218,3 +219,14 @@ def test_missing_rows_are_the_data_planes_error(tiny_model, rows):
 def test_unknown_choices_are_config_errors(tiny_model, rows, options):
     with pytest.raises(ConfigError):
         make_rank(tiny_model, stored(rows)[0], **options)
+
+
+def test_a_reference_is_whole_only_while_it_scores(tiny_model, rows):
+    """FSDP2 would keep it gathered for a backward pass that never comes, beside the policy and in the compute dtype."""
+    data_plane, meta = stored(rows)
+    options = {"model": {"compute_dtype": "bfloat16"}, "fsdp_config": FsdpConfig(reshard_after_forward=False), "use_kl_loss": True}
+    trainer = make_rank(tiny_model, data_plane, **options)
+    trainer.train_step(meta, version=0)
+    kept = {(isinstance(parameter, DTensor), parameter.dtype) for parameter in trainer._reference_model.parameters()}
+    trainer.close()
+    assert kept == {(True, torch.float32)}
