@@ -71,16 +71,24 @@ def test_a_replica_that_answers_nothing_is_started_again(tmp_path):
     run = FaultyRun(tmp_path, "silent engine server", settings=(*TWO_REPLICAS, *WITHOUT_END))
     run.begin()
     for number in range(1, NUM_INJECTIONS + 1):
-        victim = run.until_alive(("psrl.engines.torch",))
-        pause_s = run.moment(5.0)
-        num_deaths, began = run.num_deaths("engine replica"), time.monotonic()
-        victim.send_signal(signal.SIGSTOP)
+        victim, pause_s, num_deaths = stopped_one(run)
+        began = time.monotonic()
         until_named(run, "engine replica", num_deaths)
         run.report(number, f"{pause_s:.1f} s after it was there: pid {victim.pid} stopped, named in {time.monotonic() - began:.1f} s")
     until_recovered(run, "engine replica")
     run.until_steps(3)
     run.stop()
     run.check_record()
+
+
+def stopped_one(run: FaultyRun) -> tuple[psutil.Process, float, int]:
+    """An engine server that stands still now, seconds waited before, deaths until then; one that psrl was just ending is not taken."""
+    while True:
+        victim = run.until_alive(("psrl.engines.torch",))
+        pause_s, num_deaths = run.moment(5.0), run.num_deaths("engine replica")
+        with suppress(psutil.NoSuchProcess):
+            victim.send_signal(signal.SIGSTOP)
+            return victim, pause_s, num_deaths
 
 
 def test_a_replica_that_takes_turns_and_samples_nothing_is_started_again(tmp_path):
