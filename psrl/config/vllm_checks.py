@@ -22,6 +22,8 @@ VLLM_KEYS = (
     "enable_prefix_caching",
 )
 """Of `rollout`; training and validation share engines, so each is one value for both."""
+LEAST_TEMPERATURE = 0.01
+"""vLLM samples at this one where less is asked for, and warns in its log; 0 is greedy."""
 DEFAULTS = {leaf.key: leaf.default for leaf in leaves_of(RolloutConfig)}
 
 
@@ -43,3 +45,8 @@ def check_vllm(config: Config) -> None:
         rule = f"is less than one token for each of {key}.max_num_seqs={rollout.max_num_seqs}"
         fix = f"set {key}.max_num_batched_tokens={rollout.max_num_seqs} or more"
         raise ConfigError(key=f"{key}.max_num_batched_tokens", value=rollout.max_num_batched_tokens, rule=rule, fix=fix)
+    for side in ("gen_actor_rollout_ref", "train_actor_rollout_ref"):
+        temperature = value_at(config, f"{side}.rollout.temperature")
+        if 0 < temperature < LEAST_TEMPERATURE:
+            rule, fix = f"vLLM would sample at {LEAST_TEMPERATURE} instead", f"set 0 (greedy), or {LEAST_TEMPERATURE} or more"
+            raise ConfigError(key=f"{side}.rollout.temperature", value=temperature, rule=rule, fix=fix)

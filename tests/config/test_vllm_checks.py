@@ -40,3 +40,10 @@ def test_an_adapter_may_be_sent_to_vllm_as_it_is():
     """tests/engines/test_vllm_engine.py says what vLLM makes of it."""
     config = load_config("retool_tiny", [f"{GEN}.name=vllm", "train_actor_rollout_ref.model.lora_rank=4"])
     assert not config.train_actor_rollout_ref.model.lora_merge
+
+
+@pytest.mark.parametrize("side", ["gen_actor_rollout_ref", "train_actor_rollout_ref"])
+def test_a_temperature_that_vllm_would_change_is_refused(side):
+    with pytest.raises(ConfigError, match=rf"{side}\.rollout\.temperature.*vLLM would sample at 0\.01"):
+        load_config("retool_tiny", [f"{GEN}.name=vllm", f"{GEN}.temperature=1.0", f"{side}.rollout.temperature=0.005"])
+    load_config("retool_tiny", [f"{GEN}.name=vllm", f"{GEN}.temperature=1.0", f"{side}.rollout.temperature=0.01"])
