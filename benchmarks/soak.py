@@ -3,7 +3,7 @@
     python benchmarks/soak.py --minutes 30 [--series points.csv]
 
 Runs `psrl train retool_tiny` with staleness 2, two replicas, redundancy, validation and checkpoints, looks at every process of it
-every ten seconds (memory that is its own: what would be free if it ended), and fits a line to the second half of the time. Beside it
+every ten seconds (anonymous memory: a file's pages change hands when another process that maps them ends), and fits a line to the second half of the time. Beside it
 stands the size at the half, so that the slope can be read as a share. Ends with 1 if a process grows faster than --limit-share of
 its size per hour and by more than --limit-mb per hour.
 """
@@ -66,7 +66,8 @@ def look(root: psutil.Process, began: float, seen: dict[tuple[str, int], list[tu
     for process in [root, *root.children(recursive=True)]:
         try:
             key = (name_of(process), process.pid)
-            seen[key].append(((time.monotonic() - began) / 60, process.memory_full_info().uss / MIB))
+            memory = process.memory_info()
+            seen[key].append(((time.monotonic() - began) / 60, (memory.rss - memory.shared) / MIB))
         except psutil.Error:
             continue
 
