@@ -3,9 +3,9 @@
     python benchmarks/soak.py --minutes 30 [--series points.csv]
 
 Runs `psrl train retool_tiny` with staleness 2, two replicas, redundancy, validation and checkpoints, looks at every process of it
-every ten seconds (anonymous memory: a file's pages change hands when another process that maps them ends), and fits a line to the second half of the time. Beside it
-stands the size at the half, so that the slope can be read as a share. Ends with 1 if a process grows faster than --limit-share of
-its size per hour and by more than --limit-mb per hour.
+every ten seconds (anonymous memory: a file's pages change hands when another process that maps them ends), and fits a line to the second
+half of the time. Beside it stands the size at the half, so that the slope can be read as a share. Ends with 1 if a process grows faster
+than --limit-share of its size per hour and by more than --limit-mb per hour.
 """
 
 from __future__ import annotations
