@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import signal
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +13,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
+from psrl.cli.until_stopped import serve_until_stopped
 from psrl.config.model import ModelConfig
 from psrl.config.rollout import MultiTurnConfig, RolloutConfig
 from psrl.config.rollout_gateway import RolloutGatewayConfig
@@ -71,26 +71,7 @@ def serve(
     )
     console = Console(soft_wrap=True, highlight=False)
     server = Server(settings, report=console.print)
-    asyncio.run(_serve(server, settings, console, secrets.randbelow(2**31)))
-
-
-async def _serve(server: Server, settings: ServeSettings, console: Console, seed: int) -> None:
-    """Until SIGINT, SIGTERM or the end of something that cannot be mended."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    working = asyncio.create_task(_start_and_show(server, settings, console, seed), name="serving")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    try:
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        for task in (working, stopping):
-            task.cancel()
-        await asyncio.gather(working, stopping, return_exceptions=True)
-        await server.stop()
-        console.print("stopped")
+    asyncio.run(serve_until_stopped(_start_and_show(server, settings, console, secrets.randbelow(2**31)), server.stop, console))
 
 
 async def _start_and_show(server: Server, settings: ServeSettings, console: Console, seed: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-import signal
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from psrl.cli.until_stopped import serve_until_stopped
 from psrl.config.sandbox import SandboxConfig
 from psrl.errors import ConfigError
 
@@ -78,7 +78,8 @@ def serve_sandbox(
     )
     console = Console(soft_wrap=True, highlight=False, markup=False)
     console.print(f"logs: {settings.log_folder}")
-    asyncio.run(_serve(SandboxService(settings, report=console.print), console))
+    service = SandboxService(settings, report=console.print)
+    asyncio.run(serve_until_stopped(_start_and_watch(service, console), service.stop, console))
 
 
 def _check_key(host: str, backend: str, api_key_file: Path | None) -> None:
@@ -103,25 +104,6 @@ def _check_key(host: str, backend: str, api_key_file: Path | None) -> None:
     if not is_loopback:
         rule = f"with --host {host} whoever reaches the port would run programs here without a key"
         raise ConfigError(key=key, value=None, rule=rule, fix="openssl rand -hex 32 > sandbox.key, and give --api-key-file sandbox.key")
-
-
-async def _serve(service: SandboxService, console: Console) -> None:
-    """Until SIGINT, SIGTERM or the end of a server that cannot be mended."""
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    working = asyncio.create_task(_start_and_watch(service, console), name="serving")
-    stopping = asyncio.create_task(stop.wait(), name="stop")
-    try:
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        for task in (working, stopping):
-            task.cancel()
-        await asyncio.gather(working, stopping, return_exceptions=True)
-        await service.stop()
-        console.print("stopped")
 
 
 async def _start_and_watch(service: SandboxService, console: Console) -> None:
