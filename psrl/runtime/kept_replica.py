@@ -153,7 +153,7 @@ class KeptReplica(KeptActor):
             except ProcessDiedError:
                 if await self._parameter_server.actor.answers(server):
                     raise
-        self.brought.add(result.brought.num_bytes, result.brought.seconds)
+        self.brought.join(result.brought)
         check_report(self.name, manifest, result.report)
         self.version = manifest.version
         return result

@@ -45,7 +45,7 @@ class TrafficMeter:
         rows, turns = Flow(), Flow()
         for rank, flow in enumerate(of_ranks):
             if flow is not None and self._places.address(Role.TRAIN_WORKER, rank) != self._places.anchor:
-                rows.add(flow.num_bytes, flow.seconds)
+                rows.join(flow)
         for index, flows in enumerate(of_workers):
             if flows is not None:
                 self._add_worker(self._places.address(Role.AGENT_WORKER, index), flows, rows, turns)
@@ -60,10 +60,10 @@ class TrafficMeter:
 
     def _add_worker(self, address: str, flows: WorkerFlows, rows: Flow, turns: Flow) -> None:
         if address != self._places.anchor:
-            rows.add(flows.rows.num_bytes, flows.rows.seconds)
+            rows.join(flows.rows)
         for url, flow in flows.turns.items():
             if not url.startswith(f"http://{address}:"):
-                turns.add(flow.num_bytes, flow.seconds)
+                turns.join(flow)
 
 
 async def _answer(call: Awaitable[Result]) -> Result | None:

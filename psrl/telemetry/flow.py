@@ -17,6 +17,10 @@ class Flow:
         self.num_bytes += num_bytes
         self.seconds += seconds
 
+    def join(self, other: Flow) -> None:
+        """What another one counted went over it, too."""
+        self.add(other.num_bytes, other.seconds)
+
     def take(self) -> Flow:
         """What was counted; it begins again at nothing."""
         taken = Flow(self.num_bytes, self.seconds)
