@@ -93,6 +93,7 @@ class Rollout:
         self._summaries = {summary.uid: summary for summary in stored}
         """Of what is stored, and of failures since this start."""
         self._is_stored: set[EpisodeUid] = {summary.uid for summary in stored}
+        self._num_solved = sum(map(_is_solved, stored))
         self._num_before = len(stored)
         self.num_total = len(tasks) * self._rollout_n
         self._num_logged = 0
@@ -120,8 +121,7 @@ class Rollout:
 
     def so_far(self) -> str:
         """`12/64 episodes, 7 solved`"""
-        num_solved = sum((summary.accuracy or 0.0) >= 0.5 for summary in self._summaries.values())
-        return f"{len(self._is_stored)}/{self.num_total} episodes, {num_solved} solved"
+        return f"{len(self._is_stored)}/{self.num_total} episodes, {self._num_solved} solved"
 
     def summary(self, run_folder: Path, *, stopped_early: bool, is_captured: bool) -> RolloutSummary:
         """What there is now."""
@@ -153,6 +153,7 @@ class Rollout:
         for task, ticket in open_episodes:
             played = await play(task, ticket)
             self._summaries[played.summary.uid] = played.summary
+            self._num_solved += _is_solved(played.summary)
             if played.episode is not None:
                 self._sinks.write(played.episode)
                 if played.summary.outcome.judges_policy:
@@ -173,3 +174,7 @@ class Rollout:
         new = list(self._summaries.values())[self._num_before :]
         metrics[names.GENERATION_TOKENS_PER_SECOND] = sum(summary.num_sampled for summary in new) / seconds
         self._sinks.log(metrics, num_played)
+
+
+def _is_solved(summary: EpisodeSummary) -> bool:
+    return (summary.accuracy or 0.0) >= 0.5
