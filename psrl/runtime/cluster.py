@@ -77,13 +77,14 @@ def ray_of(config: Config, *, with_training: bool = True) -> Iterator[RayOfRun]:
     is_local = config.psrl.ray_address == LOCAL
     if is_local:
         here = Node(name="this machine", machine=usable_machine(), num_cpus=0)
-        here = replace(here, num_cpus=demand_of(config, [here], with_training=with_training).num_cpus)
+        demand = demand_of(config, [here], with_training=with_training)
+        here = replace(here, num_cpus=demand.num_cpus)
         _start(here)
     else:
         _join(config.psrl.ray_address)
     try:
         if is_local:
-            placement, ray_nodes = place(demand_of(config, [here], with_training=with_training), [here]), ray_nodes_alive()
+            placement, ray_nodes = place(demand, [here]), ray_nodes_alive()
         else:
             placement, ray_nodes = _plan_of_cluster(config, with_training=with_training)
         yield RayOfRun(processes=RayProcesses(_processes_of_ray(is_local=is_local)), places=Places(placement, ray_nodes))
