@@ -82,8 +82,8 @@ class Fleet:
             raise EngineError(f"instance {instance} took no weights: {results[0]}")
         return max(done, key=lambda result: result.seconds)
 
-    async def bring_for_validation(self, version: PolicyVersion) -> list[int]:
-        """Have the replicas that serve validation alone serve a version; their indices.
+    async def bring_for_validation(self, version: PolicyVersion) -> None:
+        """Have the replicas that serve validation alone serve a version.
 
         Waits for: each of them to be up, then its report; again after one that failed, once it is up again. Unblocked by: the replicas;
         the caller brings the limit.
@@ -101,14 +101,12 @@ class Fleet:
                     continue  # it is started again
 
         await asyncio.gather(*(bring(replica) for replica in self.validating))
-        return list(range(len(self.validating)))
 
     def take_brought(self) -> Flow:
         """Weights that came over the network for replicas since the last call."""
         brought = Flow()
         for replica in self.all_replicas:
-            flow = replica.brought.take()
-            brought.add(flow.num_bytes, flow.seconds)
+            brought.join(replica.brought.take())
         return brought
 
     async def loads(self) -> dict[int, InstanceLoad]:

@@ -28,7 +28,7 @@ from psrl.runtime.loops.stall import StallLoop
 from psrl.runtime.loops.sync import SyncLoop
 from psrl.runtime.loops.tend import EndLoop, TendLoop
 from psrl.runtime.loops.train import StepMeters, TrainLoop
-from psrl.runtime.loops.validate import ValidationLoop
+from psrl.runtime.loops.validate import TrainingReplicas, ValidationLoop, ValidationReplicas
 from psrl.runtime.resume_point import Reissue, ResumePoint
 from psrl.runtime.run_record import RunRecord
 from psrl.runtime.supervision import end_tasks
@@ -142,28 +142,27 @@ class RunLoops:
 
     def _make_loops_of_replicas(self) -> None:
         """Those that look after replicas, groups in flight and validation."""
-        config = self._config
+        config, fleet = self._config, self._cluster.fleet
         self._sync = SyncLoop(
             board=self._board,
-            fleet=self._cluster.fleet,
+            fleet=fleet,
             partial_rollout=config.psrl.partial_rollout,
             activity=self._record.rollout_activity,
             failed=self._record.sync_failed,
         )
         self._tend = TendLoop(
             board=self._board,
-            fleet=self._cluster.fleet,
+            fleet=fleet,
             workers=self._cluster.workers,
             num_restarts=lambda: sum(actor.num_restarts for actor in self._cluster.kept),
         )
         self._validate = ValidationLoop(
-            board=self._board,
+            replicas=ValidationReplicas(fleet) if fleet.validating else TrainingReplicas(self._board),
             validation=make_validation(config, self._source.validation_tasks(), self._cluster, record=self._record.episode),
             begun=self._record.begin_validation,
             done=self._record.validation,
             # A sync under way, a replica that is started again meanwhile, and the sync that is asked for.
             hold_deadline_s=config.psrl.deadlines.startup_s + 2 * config.psrl.deadlines.weight_sync_s,
-            bring=self._cluster.fleet.bring_for_validation if self._cluster.fleet.validating else None,
         )
         self._stall = StallLoop(
             board=self._board, stall_s=config.psrl.deadlines.stall_s, progress=self._progress, tell=self._record.stalled

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from psrl.errors import DeadlineError
 from psrl.runtime.board import Board
+from psrl.runtime.fleet import Fleet
 from psrl.runtime.groups import GroupRequest, GroupResult
 from psrl.runtime.measures import validation_metrics
 from psrl.runtime.tickets import validation_tickets
@@ -88,6 +90,57 @@ class Validation:
         return result
 
 
+class ServingReplicas(Protocol):
+    """Who serves a version while it is validated."""
+
+    async def bring(self, version: PolicyVersion) -> None:
+        """Until all of them serve it, which they do until `release`; the caller brings the limit."""
+
+    def serving(self, version: PolicyVersion) -> Sequence[int]:
+        """Instances that take tasks now."""
+
+    def release(self) -> None:
+        """The validation has ended."""
+
+
+class TrainingReplicas(ServingReplicas):
+    """Training's own, held at the version; those that died since may serve another one."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    async def bring(self, version: PolicyVersion) -> None:
+        """See the protocol."""
+        self._board.hold(version)
+        await self._board.until_held(version)
+
+    def serving(self, version: PolicyVersion) -> Sequence[int]:
+        """See the protocol."""
+        return self._board.instances_at(version)
+
+    def release(self) -> None:
+        """See the protocol."""
+        self._board.release_hold()
+
+
+class ValidationReplicas(ServingReplicas):
+    """Those that serve validation alone: nobody else gives them weights."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    async def bring(self, version: PolicyVersion) -> None:
+        """See the protocol."""
+        await self._fleet.bring_for_validation(version)
+
+    def serving(self, version: PolicyVersion) -> Sequence[int]:
+        """See the protocol."""
+        return range(len(self._fleet.validating))
+
+    def release(self) -> None:
+        """See the protocol."""
+
+
 class ValidationLoop:
     """Validates one version after the other, while generation and training go on.
 
@@ -99,18 +152,14 @@ class ValidationLoop:
     def __init__(
         self,
         *,
-        board: Board,
+        replicas: ServingReplicas,
         validation: Validation,
         begun: Callable[[int], None],
         done: Callable[[dict[str, float], int], None],
         hold_deadline_s: float,
-        bring: Callable[[PolicyVersion], Awaitable[Sequence[int]]] | None = None,
     ) -> None:
-        """`begun` and `done` are told the step; `done` the metrics, too. `bring` has replicas of validation's own serve a version, and
-        names them; None: training's are held at it."""
-        self._board = board
-        self._bring = bring
-        self._own: Sequence[int] = ()
+        """`begun` and `done` are told the step; `done` the metrics, too."""
+        self._replicas = replicas
         self._validation = validation
         self._begun = begun
         self._done = done
@@ -130,13 +179,9 @@ class ValidationLoop:
         """
         await self._is_idle.wait()
         self._is_idle.clear()
-        if self._bring is None:
-            self._board.hold(version)
         try:
-            if self._bring is None:
-                await asyncio.wait_for(self._board.until_held(version), self._hold_deadline_s)
-            else:
-                self._own = await asyncio.wait_for(self._bring(version), self._hold_deadline_s)
+            async with asyncio.timeout(self._hold_deadline_s):
+                await self._replicas.bring(version)
         except TimeoutError as error:
             what = f"validation of step {step}: replicas did not take weights {version}"
             raise DeadlineError(f"{what} within {self._hold_deadline_s:g} s") from error
@@ -157,9 +202,8 @@ class ValidationLoop:
             step, version = await self._wanted.get()
             self._begun(step)
             try:
-                instances = self._own if self._bring is not None else self._board.instances_at(version)
+                instances = self._replicas.serving(version)
                 self._done(await self._validation.run(version, step, instances=instances), step)
             finally:
-                if self._bring is None:
-                    self._board.release_hold()
+                self._replicas.release()
             self._is_idle.set()
