@@ -54,7 +54,7 @@ from psrl.telemetry.report_charts import Chart, Series, chart_html, number
 from psrl.telemetry.report_episodes import Decode, chosen_episodes, episode_html, safe
 from psrl.telemetry.run_folder import RunFolder
 from psrl.telemetry.trajectories import TRAIN_FILE, VAL_FILE, EpisodeRecord, read_trajectories
-from psrl.telemetry.val_accuracy import names_of_labels
+from psrl.telemetry.val_accuracy import sampled_accuracies
 
 NUM_TRAIN_EPISODES = 8
 NUM_VAL_EPISODES = 4
@@ -182,9 +182,9 @@ def write_report(
 def _plots(runs: Sequence[_Run]) -> tuple[_Plot, ...]:
     """What every run has, and after validation's accuracy what these say of it beside: pass@k, and data sources."""
     seen = {name: value for run in runs for metrics in run.steps.values() for name, value in metrics.items()}
-    beside = {label: name for label, name in names_of_labels(seen).items() if label != "mean@n"}
-    of_all = tuple((label, name) for label, name in beside.items() if " " not in label)
-    by_source = tuple((label, name) for label, name in beside.items() if label.endswith("mean@n"))
+    sampled = sampled_accuracies(seen)
+    of_all = tuple((each.label, each.metric) for each in sampled if each.k and not each.source)
+    by_source = tuple((each.label, each.metric) for each in sampled if each.source and not each.k)
     drawn = (("Validation pass@k", of_all), ("Validation accuracy by data source", by_source))
     more = tuple(_Plot(title=title, metrics=metrics, unit="%", low=0, high=1) for title, metrics in drawn if metrics)
     return (_PLOTS[0], *more, *_PLOTS[1:])
@@ -262,7 +262,7 @@ def _plot_html(plot: _Plot, runs: Sequence[_Run]) -> str:
 
 def _quiet_line(runs: Sequence[_Run]) -> str:
     titles = []
-    for plot in _plots(runs):
+    for plot in _PLOTS:
         values = [value for run in runs for _, name in plot.metrics for _, value in curve(run.steps, name)]
         if plot.is_quiet_at_zero and values and not any(values):
             titles.append(plot.title.lower())

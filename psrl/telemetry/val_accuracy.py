@@ -8,11 +8,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from psrl.telemetry.names import VAL_GREEDY_ACCURACY, VAL_MEAN_AT_N_ACCURACY
 
-_ACCURACY = re.compile(r"val/(?:(mean)_at_n|pass_at_(\d+))(?:\.(.+))?/accuracy")
+_ACCURACY = re.compile(r"val/(?:mean_at_n|pass_at_(\d+))(?:\.(.+))?/accuracy")
 _NOT_OF_NAMES = re.compile(r"[^A-Za-z0-9_.@-]+")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accuracy:
+    """A logged mean@n or pass@k."""
+
+    metric: str
+    value: float
+    k: int
+    """Of pass@k; 0: mean@n."""
+    source: str
+    """Empty: of all tasks."""
+
+    @property
+    def label(self) -> str:
+        """Example: `mean@n`, `aime_2024 pass@2`."""
+        return f"{self.source} {f'pass@{self.k}' if self.k else 'mean@n'}".strip()
 
 
 def mean_at_n(source: str | None = None) -> str:
@@ -25,39 +43,34 @@ def pass_at(k: int, source: str | None = None) -> str:
     return f"val/pass_at_{k}{'' if source is None else _suffix(source)}/accuracy"
 
 
+def sampled_accuracies(metrics: Mapping[str, float]) -> list[Accuracy]:
+    """All that are there but the greedy one: of all tasks first, then by data source; mean@n, then by k."""
+    found = [
+        Accuracy(metric=name, value=value, k=int(match[1] or 0), source=match[2] or "")
+        for name, value in metrics.items()
+        if (match := _ACCURACY.fullmatch(name)) is not None
+    ]
+    return sorted(found, key=lambda each: (each.source, each.k))
+
+
 def labelled_accuracies(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
-    """(label, value) of each accuracy that is there: of all tasks first, then by data source.
+    """(label, value) of each accuracy that is there: the greedy one, then as `sampled_accuracies`.
 
     Example:
         [("greedy", 0.4), ("mean@n", 0.5), ("pass@2", 0.6), ("aime_2024 mean@n", 0.5), ("aime_2024 pass@2", 0.6), ...]
     """
-    found: list[tuple[str, bool, int, str, float]] = []
-    for name, value in metrics.items():
-        match = _ACCURACY.fullmatch(name)
-        if match is None:
-            continue
-        k, source = int(match[2] or 0), match[3] or ""
-        label = f"{source} {f'pass@{k}' if k else 'mean@n'}".strip()
-        found.append((source, not match[1], k, label, value))
-    own = [("greedy", metrics[VAL_GREEDY_ACCURACY])] if VAL_GREEDY_ACCURACY in metrics else []
-    return own + [(label, value) for *_, label, value in sorted(found)]
-
-
-def names_of_labels(metrics: Mapping[str, float]) -> dict[str, str]:
-    """Label -> metric, of every accuracy but the greedy one; in the order of `labelled_accuracies`."""
-    by_label = {dict(labelled_accuracies({name: value})).popitem()[0]: name for name, value in metrics.items() if _ACCURACY.fullmatch(name)}
-    return {label: by_label[label] for label, _ in labelled_accuracies(metrics) if label in by_label}
+    return _greedy(metrics) + [(each.label, each.value) for each in sampled_accuracies(metrics)]
 
 
 def headline(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
     """As many of `labelled_accuracies` as a line has room for: of pass@k only the largest k; of a source only mean@n."""
-    found = labelled_accuracies(metrics)
-    largest = max((_k_of(label) for label, _ in found), default=0)
-    return [(label, value) for label, value in found if _k_of(label) == (0 if " " in label else _k_of(label) and largest)]
+    found = sampled_accuracies(metrics)
+    largest = max((each.k for each in found), default=0)
+    return _greedy(metrics) + [(each.label, each.value) for each in found if each.k in (0, 0 if each.source else largest)]
 
 
-def _k_of(label: str) -> int:
-    return int(label.rpartition("pass@")[2]) if "pass@" in label else 0
+def _greedy(metrics: Mapping[str, float]) -> list[tuple[str, float]]:
+    return [("greedy", metrics[VAL_GREEDY_ACCURACY])] if VAL_GREEDY_ACCURACY in metrics else []
 
 
 def _suffix(source: str) -> str:
