@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ REFUSED = {
     422: "does not take psrl's request; is it a SandboxFusion service?",
 }
 """Answers that another try would not change."""
+SLACK = 64
+"""What is already cut holds a line that says so."""
 INTERPRETER = """\
 import os
 names = {{"__name__": "interpreter"}}
@@ -98,6 +100,7 @@ class SandboxFusionInterpreter(ProgramRunner):
         """ConfigError: no service is named, not by an address, or there is no key in its file."""
         self._settings = settings
         self._services = [_Service(url=url) for url in service_urls_of(settings)]
+        self._interpreter = ascii(guest_source("guest_interpreter.py").decode())
         self._headers = {"content-type": "application/json", **_key_header(settings.api_key_file)}
         self._places = asyncio.Semaphore(settings.num_workers)
         self._session: aiohttp.ClientSession | None = None
@@ -156,15 +159,7 @@ class SandboxFusionInterpreter(ProgramRunner):
         finally:
             self._places.release()
         total_s = asyncio.get_running_loop().time() - asked
-        return CommandResult(
-            stdout=result.stdout,
-            stderr=result.stderr,
-            exit_code=result.exit_code,
-            killed_by=result.killed_by,
-            dropped_output_bytes=result.dropped_output_bytes,
-            queue_s=max(0.0, total_s - result.run_s),
-            run_s=result.run_s,
-        )
+        return replace(result, queue_s=max(0.0, total_s - result.run_s))
 
     async def _until_answered(self, code: str, services: list[_Service]) -> CommandResult:
         body = self._body(code)
@@ -218,8 +213,7 @@ class SandboxFusionInterpreter(ProgramRunner):
         service.rests_until_s = asyncio.get_running_loop().time() + REST_S
 
     def _body(self, code: str) -> bytes:
-        source = guest_source("guest_interpreter.py").decode()
-        program = INTERPRETER.format(source=ascii(source), code=ascii(code))
+        program = INTERPRETER.format(source=self._interpreter, code=ascii(code))
         return orjson.dumps(
             {
                 "code": program,
@@ -269,16 +263,11 @@ def result_of(answer: dict[str, Any], *, max_bytes: int) -> CommandResult:
 def _bounded(text: str, cap: int) -> tuple[bytes, int]:
     """Head and tail of what was printed, as `guest_output.Collector` keeps them where psrl runs the program; and the bytes between."""
     written = text.encode("utf-8", "replace")
-    dropped = max(0, len(written) - cap - SLACK)
-    if not dropped:
+    if len(written) <= cap + SLACK:
         return written, 0
     dropped = len(written) - cap
     head = cap // 2
     return written[:head] + b"\n[... %d bytes dropped ...]\n" % dropped + written[len(written) - (cap - head) :], dropped
-
-
-SLACK = 64
-"""What is already cut holds a line that says so."""
 
 
 def _said(content: bytes) -> str:
