@@ -112,11 +112,11 @@ class SandboxServer:
             raise RefusedError(
                 429, f"{limits.num_workers} programs run and {limits.max_queue} wait, as many as may: try again, or elsewhere"
             )
+        patience = asyncio.timeout(limits.max_queue_s)
+        run = _Run(request, most=self._most, is_wanted=lambda: _is_there(http), begun=lambda: self._begun(patience))
         self._num_in += 1
-        run: _Run | None = None
         try:
-            async with asyncio.timeout(limits.max_queue_s) as patience:
-                run = _Run(request, most=self._most, is_wanted=lambda: _is_there(http), begun=lambda: self._begun(patience))
+            async with patience:
                 result = await self._pool.use(run)
         except TimeoutError as error:
             raise RefusedError(429, f"no place became free within {limits.max_queue_s:g} s: try again, or elsewhere") from error
@@ -125,7 +125,7 @@ class SandboxServer:
             return sandbox_error(str(error), served_by=self._name)
         finally:
             self._num_in -= 1
-            self._num_running -= run is not None and run.has_begun
+            self._num_running -= run.has_begun
         self._counts[f'programs_total{{ended="{result.killed_by or "itself"}"}}'] += 1
         self._counts["run_seconds_total"] += result.run_s
         self._counts["queue_seconds_total"] += result.queue_s
