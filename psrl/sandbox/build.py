@@ -108,5 +108,14 @@ def build_interpreter(settings: SandboxConfig, *, run: str = "run") -> ProgramRu
     """
     if settings.backend == "sandbox_fusion":
         return SandboxFusionInterpreter(settings)
+    return build_pool(settings, run=run)
+
+
+def build_pool(settings: SandboxConfig, *, run: str = "run") -> PythonInterpreter:
+    """`num_workers` sandboxes of this machine with warm interpreters, not started.
+
+    Raises:
+        ConfigError: The backend is unknown, or cannot work with the settings.
+    """
     sandboxes = BackendSandboxes(settings, run=run)
     return PythonInterpreter(lambda: sandboxes.make(SandboxSpec(limits=limits_of(settings))), num_workers=settings.num_workers)

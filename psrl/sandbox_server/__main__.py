@@ -15,9 +15,8 @@ import uvloop
 from psrl.config.sandbox import SandboxConfig
 from psrl.errors import PsrlError
 from psrl.processes.serving import BACKLOG, KEEP_ALIVE_S, add_serving_arguments, bound_socket, die_with_parent
-from psrl.sandbox import BackendSandboxes, PythonInterpreter, limits_of
+from psrl.sandbox import build_pool, limits_of
 from psrl.sandbox_server.server import SandboxServer, ServerLimits
-from psrl.types import SandboxSpec
 
 SHUTDOWN_GRACE_S = 3
 """In which programs that run may end before they are ended."""
@@ -54,14 +53,13 @@ async def _serve(arguments: argparse.Namespace) -> None:
     listener = bound_socket(arguments)
     listener.listen(BACKLOG)
     host, port = listener.getsockname()[:2]
-    sandboxes, limits = BackendSandboxes(settings, run=arguments.run), limits_of(settings)
-    pool = PythonInterpreter(lambda: sandboxes.make(SandboxSpec(limits=limits)), num_workers=settings.num_workers)
+    pool = build_pool(settings, run=arguments.run)
     try:
         await pool.preflight()
         server = SandboxServer(
             pool,
             limits=ServerLimits(num_workers=settings.num_workers, max_queue=arguments.max_queue, max_queue_s=arguments.max_queue_s),
-            most=limits,
+            most=limits_of(settings),
             api_key=None if arguments.api_key_file is None else arguments.api_key_file.read_text().strip(),
             name=f"{host}:{port}",
         )
