@@ -160,7 +160,8 @@ def build_source(data: DataConfig, *, prompt_tokens: PromptTokens) -> TaskSource
     Raises:
         ConfigError: Files and generator both or neither, too many bad rows, or a prompt that is too long.
     """
-    train, val = _loaded(data)
+    train = _train_rows(data)
+    val = _val_rows(data, num_bad_before=len(train.bad_rows))
     kept_train, overlong_train = _check_lengths(train.tasks, data, prompt_tokens)
     kept_val, overlong_val = _check_lengths(val.tasks, data, prompt_tokens)
     if not kept_train:
@@ -189,12 +190,7 @@ def build_validation_tasks(data: DataConfig, *, prompt_tokens: PromptTokens | No
     Raises:
         ConfigError: There is none, too many rows are bad, or a prompt is too long.
     """
-    if data.generator.name is not None:
-        tasks: Sequence[Task] = build_generator(data.generator.name).val_tasks(data.generator.num_val, seed=data.generator.seed)
-    elif data.val_files:
-        tasks = load_rows(data.val_files, prompt_key=data.prompt_key, max_bad_rows=data.max_bad_rows, partition="val").tasks
-    else:
-        tasks = ()
+    tasks: Sequence[Task] = _val_rows(data).tasks
     if prompt_tokens is not None:
         tasks, _ = _check_lengths(tasks, data, prompt_tokens)
     if not tasks:
@@ -213,11 +209,7 @@ def build_training_tasks(data: DataConfig, *, prompt_tokens: PromptTokens | None
     Raises:
         ConfigError: There is none, too many rows are bad, or a prompt is too long.
     """
-    _check_one_source(data)
-    if data.generator.name is not None:
-        tasks: Sequence[Task] = build_generator(data.generator.name).train_tasks(data.generator.num_train, seed=data.generator.seed)
-    else:
-        tasks = load_rows(data.train_files, prompt_key=data.prompt_key, max_bad_rows=data.max_bad_rows, partition="train").tasks
+    tasks: Sequence[Task] = _train_rows(data).tasks
     if prompt_tokens is not None:
         tasks, _ = _check_lengths(tasks, data, prompt_tokens)
     if not tasks:
@@ -226,34 +218,25 @@ def build_training_tasks(data: DataConfig, *, prompt_tokens: PromptTokens | None
     return [replace(task, uid=_uid_of(0, row)) for row, task in enumerate(tasks[: data.train_max_samples or None])]
 
 
-def _loaded(data: DataConfig) -> tuple[LoadedRows, LoadedRows]:
-    """(training, validation)"""
-    _check_one_source(data)
-    name = data.generator.name
-    if name is not None:
-        generator = build_generator(name)
-        made = (
-            generator.train_tasks(data.generator.num_train, seed=data.generator.seed),
-            generator.val_tasks(data.generator.num_val, seed=data.generator.seed),
-        )
-        return LoadedRows(tasks=tuple(made[0]), bad_rows=()), LoadedRows(tasks=tuple(made[1]), bad_rows=())
-    train = load_rows(data.train_files, prompt_key=data.prompt_key, max_bad_rows=data.max_bad_rows, partition="train")
-    if not data.val_files:
-        return train, LoadedRows(tasks=(), bad_rows=())
-    val = load_rows(
-        data.val_files,
-        prompt_key=data.prompt_key,
-        max_bad_rows=data.max_bad_rows,
-        partition="val",
-        num_bad_before=len(train.bad_rows),
-    )
-    return train, val
-
-
-def _check_one_source(data: DataConfig) -> None:
+def _train_rows(data: DataConfig) -> LoadedRows:
     if (data.generator.name is None) == (not data.train_files):
         rule = "exactly one of data.train_files and data.generator.name must be set"
         raise ConfigError(key="data.train_files", value=data.train_files, rule=rule, fix="name files, or a generator")
+    if data.generator.name is not None:
+        made = build_generator(data.generator.name).train_tasks(data.generator.num_train, seed=data.generator.seed)
+        return LoadedRows(tasks=tuple(made), bad_rows=())
+    return load_rows(data.train_files, prompt_key=data.prompt_key, max_bad_rows=data.max_bad_rows, partition="train")
+
+
+def _val_rows(data: DataConfig, *, num_bad_before: int = 0) -> LoadedRows:
+    if data.generator.name is not None:
+        made = build_generator(data.generator.name).val_tasks(data.generator.num_val, seed=data.generator.seed)
+        return LoadedRows(tasks=tuple(made), bad_rows=())
+    if not data.val_files:
+        return LoadedRows(tasks=(), bad_rows=())
+    return load_rows(
+        data.val_files, prompt_key=data.prompt_key, max_bad_rows=data.max_bad_rows, partition="val", num_bad_before=num_bad_before
+    )
 
 
 def _check_lengths(tasks: Sequence[Task], data: DataConfig, prompt_tokens: PromptTokens) -> tuple[list[Task], int]:
