@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from psrl.config.fields import leaves_of, value_at
+from psrl.config.refusals import DEFAULTS, refuse, refuse_dead
 from psrl.config.tree import Config
-from psrl.errors import ConfigError
 
 ACTOR = "train_actor_rollout_ref.actor"
 GEN = "gen_actor_rollout_ref.rollout"
-DEFAULTS = {leaf.key: leaf.default for leaf in leaves_of(Config)}
 
 WITHIN_GROUPS = ("grpo", "rloo", "reinforce_plus_plus_baseline", "step_return", "mt_grpo")
 """Estimators that compare the episodes of a group."""
@@ -42,22 +40,22 @@ def _check_groups(config: Config) -> None:
     psrl, estimator = config.psrl, config.algorithm.adv_estimator
     if estimator in WITHIN_GROUPS and psrl.rollout_n < 2:
         rule = f"algorithm.adv_estimator={estimator} compares the episodes of a group: it needs at least 2"
-        _refuse(config, "psrl.rollout_n", rule, "set psrl.rollout_n=8")
+        refuse(config, "psrl.rollout_n", rule, "set psrl.rollout_n=8")
     if psrl.incomplete_groups == "drop":
         fix = "set psrl.incomplete_groups=allow_partial"
-        _refuse_dead(config, ["psrl.min_group_size"], because="psrl.incomplete_groups=drop", fix=fix)
+        refuse_dead(config, ["psrl.min_group_size"], because="psrl.incomplete_groups=drop", fix=fix)
     elif psrl.min_group_size > psrl.rollout_n:
         rule = f"is more than a whole group (psrl.rollout_n={psrl.rollout_n})"
-        _refuse(config, "psrl.min_group_size", rule, f"set psrl.min_group_size={psrl.rollout_n} or less")
+        refuse(config, "psrl.min_group_size", rule, f"set psrl.min_group_size={psrl.rollout_n} or less")
     elif psrl.min_group_size < 2 and estimator in WITHIN_GROUPS:
         rule = f"algorithm.adv_estimator={estimator} has no baseline in a group of one"
-        _refuse(config, "psrl.min_group_size", rule, "set psrl.min_group_size=2")
+        refuse(config, "psrl.min_group_size", rule, "set psrl.min_group_size=2")
     if config.algorithm.filter_groups.enable and psrl.rollout_n < 2:
         rule = "leaves out every group: one episode is always of one reward"
-        _refuse(config, "algorithm.filter_groups.enable", rule, "set psrl.rollout_n=8, or algorithm.filter_groups.enable=false")
+        refuse(config, "algorithm.filter_groups.enable", rule, "set psrl.rollout_n=8, or algorithm.filter_groups.enable=false")
     if not config.algorithm.filter_groups.enable:
         keys = ["algorithm.filter_groups.max_num_gen_batches"]
-        _refuse_dead(config, keys, because="algorithm.filter_groups.enable=false", fix="set algorithm.filter_groups.enable=true")
+        refuse_dead(config, keys, because="algorithm.filter_groups.enable=false", fix="set algorithm.filter_groups.enable=true")
 
 
 def _check_estimator(config: Config) -> None:
@@ -67,38 +65,38 @@ def _check_estimator(config: Config) -> None:
     because = f"algorithm.adv_estimator={estimator}"
     for key, readers in (("norm_adv_by_std_in_grpo", WITH_DEVIATION), ("gamma", DISCOUNTED), ("lam", ("gae",))):
         if estimator not in readers:
-            _refuse_dead(config, [f"algorithm.{key}"], because=because, fix=f"set algorithm.adv_estimator={readers[0]}")
+            refuse_dead(config, [f"algorithm.{key}"], because=because, fix=f"set algorithm.adv_estimator={readers[0]}")
     loop = config.gen_actor_rollout_ref.rollout.agent.default_agent_loop
     if estimator in BY_TURN and loop not in ENVIRONMENT_LOOPS:
         rule = f"compares turns by their number, which means nothing among the branches of {GEN}.agent.default_agent_loop={loop}"
-        _refuse(config, "algorithm.adv_estimator", rule, "set algorithm.adv_estimator=grpo")
+        refuse(config, "algorithm.adv_estimator", rule, "set algorithm.adv_estimator=grpo")
 
 
 def _check_kl_in_reward(config: Config) -> None:
     estimator, key = config.algorithm.adv_estimator, "algorithm.use_kl_in_reward"
     if not config.algorithm.use_kl_in_reward:
         keys = ["algorithm.kl_penalty", "algorithm.kl_ctrl.kl_coef"]
-        _refuse_dead(config, keys, because=f"{key}=false", fix=f"set {key}=true")
+        refuse_dead(config, keys, because=f"{key}=false", fix=f"set {key}=true")
     elif estimator in ESTIMATORS and estimator not in DISCOUNTED:
         rule = f"has no effect: algorithm.adv_estimator={estimator} reads whole episodes' rewards, not those of tokens"
-        _refuse(config, key, rule, f"set {ACTOR}.use_kl_loss=true, which has the KL in the loss, and leave {key} out")
+        refuse(config, key, rule, f"set {ACTOR}.use_kl_loss=true, which has the KL in the loss, and leave {key} out")
 
 
 def _check_critic(config: Config) -> None:
     if config.algorithm.adv_estimator in ESTIMATORS and config.algorithm.adv_estimator != "gae":
         keys = [key for key in DEFAULTS if key.startswith("critic.")]
         because = f"algorithm.adv_estimator={config.algorithm.adv_estimator} has no critic"
-        _refuse_dead(config, [*keys, "trainer.critic_warmup"], because=because, fix="set algorithm.adv_estimator=gae")
+        refuse_dead(config, [*keys, "trainer.critic_warmup"], because=because, fix="set algorithm.adv_estimator=gae")
     optim, steps, warmup = config.critic.optim, config.trainer.total_training_steps, config.trainer.critic_warmup
     if warmup and warmup >= steps:
         rule = f"leaves the policy no step of trainer.total_training_steps={steps}"
-        _refuse(config, "trainer.critic_warmup", rule, f"set trainer.critic_warmup={max(0, steps - 1)} or less")
+        refuse(config, "trainer.critic_warmup", rule, f"set trainer.critic_warmup={max(0, steps - 1)} or less")
     if optim.lr_warmup_steps > steps:
         rule = f"warms up longer than trainer.total_training_steps={steps}"
-        _refuse(config, "critic.optim.lr_warmup_steps", rule, f"set critic.optim.lr_warmup_steps={steps} or less")
+        refuse(config, "critic.optim.lr_warmup_steps", rule, f"set critic.optim.lr_warmup_steps={steps} or less")
     if optim.lr_scheduler_type == "constant":
         because = "critic.optim.lr_scheduler_type=constant"
-        _refuse_dead(config, ["critic.optim.min_lr_ratio"], because=because, fix="choose linear or cosine")
+        refuse_dead(config, ["critic.optim.min_lr_ratio"], because=because, fix="choose linear or cosine")
 
 
 def _check_loss(config: Config) -> None:
@@ -106,33 +104,23 @@ def _check_loss(config: Config) -> None:
     if not actor.use_kl_loss:
         keys = [f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"]
         keys += [] if config.algorithm.use_kl_in_reward else ["train_actor_rollout_ref.ref.path"]
-        _refuse_dead(config, keys, because=f"{ACTOR}.use_kl_loss=false", fix=f"set {ACTOR}.use_kl_loss=true")
+        refuse_dead(config, keys, because=f"{ACTOR}.use_kl_loss=false", fix=f"set {ACTOR}.use_kl_loss=true")
     elif actor.kl_loss_coef == 0:
         fix = f"set {ACTOR}.use_kl_loss=false, or a positive coefficient"
-        _refuse(config, f"{ACTOR}.kl_loss_coef", "a KL term of weight 0 costs a reference model and changes nothing", fix)
+        refuse(config, f"{ACTOR}.kl_loss_coef", "a KL term of weight 0 costs a reference model and changes nothing", fix)
     if actor.clip_ratio_high < actor.clip_ratio_low and actor.policy_loss != "cispo":
         fix = f"set {ACTOR}.clip_ratio_high={actor.clip_ratio_low} or more"
-        _refuse(config, f"{ACTOR}.clip_ratio_high", f"is below {ACTOR}.clip_ratio_low={actor.clip_ratio_low}", fix)
+        refuse(config, f"{ACTOR}.clip_ratio_high", f"is below {ACTOR}.clip_ratio_low={actor.clip_ratio_low}", fix)
     if actor.policy_loss in WITHOUT_DUAL_CLIP:
         because = f"{ACTOR}.policy_loss={actor.policy_loss}"
-        _refuse_dead(config, [f"{ACTOR}.clip_ratio_c"], because=because, fix=f"set {ACTOR}.policy_loss=ppo_clip")
+        refuse_dead(config, [f"{ACTOR}.clip_ratio_c"], because=because, fix=f"set {ACTOR}.policy_loss=ppo_clip")
 
 
 def _check_aggregation(config: Config) -> None:
     actor, key = config.train_actor_rollout_ref.actor, f"{ACTOR}.loss_scale_factor"
     if actor.loss_agg_mode != "seq_sum":
         because = f"{ACTOR}.loss_agg_mode={actor.loss_agg_mode}"
-        _refuse_dead(config, [key], because=because, fix=f"set {ACTOR}.loss_agg_mode=seq_sum")
+        refuse_dead(config, [key], because=because, fix=f"set {ACTOR}.loss_agg_mode=seq_sum")
     elif actor.loss_scale_factor == 0:
         length = config.gen_actor_rollout_ref.rollout.response_length
-        _refuse(config, key, f"{ACTOR}.loss_agg_mode=seq_sum divides by it", f"set {key}={length} ({GEN}.response_length)")
-
-
-def _refuse(config: Config, key: str, rule: str, fix: str) -> None:
-    raise ConfigError(key=key, value=value_at(config, key), rule=rule, fix=fix)
-
-
-def _refuse_dead(config: Config, keys: list[str], *, because: str, fix: str) -> None:
-    for key in keys:
-        if value_at(config, key) != DEFAULTS[key]:
-            _refuse(config, key, f"has no effect while {because}", f"{fix}, or leave {key} out")
+        refuse(config, key, f"{ACTOR}.loss_agg_mode=seq_sum divides by it", f"set {key}={length} ({GEN}.response_length)")

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from psrl.config.fields import leaves_of, value_at
 from psrl.config.gateway_checks import starts_gateway
-from psrl.config.psrl_section import PsrlConfig
+from psrl.config.refusals import DEFAULTS, refuse, refuse_dead
 from psrl.config.tree import Config
-from psrl.errors import ConfigError
 
-DEFAULTS = {leaf.key: leaf.default for leaf in leaves_of(PsrlConfig, "psrl.")}
 REQUEST_TIMEOUT = "gen_actor_rollout_ref.rollout.request_timeout_s"
 SYNC_MARGIN_S = 60
 """Proposed beyond the longest turn, for the weights themselves."""
@@ -28,39 +23,29 @@ def check_asynchrony(config: Config) -> None:
         check(config)
     if config.psrl.restarts.max_restarts == 0:
         fix = "set psrl.restarts.max_restarts=3"
-        _refuse_dead(config, ["psrl.restarts.window_s"], because="psrl.restarts.max_restarts=0", fix=fix)
-
-
-def _refuse(config: Config, key: str, rule: str, fix: str) -> None:
-    raise ConfigError(key=key, value=value_at(config, key), rule=rule, fix=fix)
-
-
-def _refuse_dead(config: Config, keys: Sequence[str], *, because: str, fix: str) -> None:
-    for key in keys:
-        if value_at(config, key) != DEFAULTS[key]:
-            _refuse(config, key, f"has no effect while {because}", f"{fix}, or leave {key} out")
+        refuse_dead(config, ["psrl.restarts.window_s"], because="psrl.restarts.max_restarts=0", fix=fix)
 
 
 def _check_sync(config: Config) -> None:
     psrl = config.psrl
     if psrl.staleness == 0:
         because = "psrl.staleness=0: no replica gets work before it has the newest weights"
-        _refuse_dead(config, ["psrl.sync.policy"], because=because, fix="set psrl.staleness=1 or more")
+        refuse_dead(config, ["psrl.sync.policy"], because=because, fix="set psrl.staleness=1 or more")
     for policy in SYNC_THRESHOLDS:
         if psrl.sync.policy != policy:
             because = f"psrl.sync.policy={psrl.sync.policy}"
-            _refuse_dead(config, [f"psrl.sync.{policy}"], because=because, fix=f"set psrl.sync.policy={policy}")
+            refuse_dead(config, [f"psrl.sync.{policy}"], because=because, fix=f"set psrl.sync.policy={policy}")
 
 
 def _check_partial_rollout(config: Config) -> None:
     psrl = config.psrl
     key = "psrl.partial_rollout.interrupt_as_prompt"
     if not psrl.partial_rollout.enable:
-        _refuse_dead(config, [key], because="psrl.partial_rollout.enable=false", fix="set psrl.partial_rollout.enable=true")
+        refuse_dead(config, [key], because="psrl.partial_rollout.enable=false", fix="set psrl.partial_rollout.enable=true")
     if psrl.staleness == 0 and psrl.redundant_groups == 0 and psrl.redundant_episodes == 0:
         because, fix = "psrl.staleness=0: no replica samples while it takes newer weights", "set psrl.staleness=1 or more"
         keys = ["psrl.partial_rollout.enable"] if psrl.routing.migrate else ["psrl.partial_rollout.enable", key]
-        _refuse_dead(config, keys, because=because, fix=fix)
+        refuse_dead(config, keys, because=because, fix=fix)
     turn_s, sync_s = config.gen_actor_rollout_ref.rollout.request_timeout_s, psrl.deadlines.weight_sync_s
     if not psrl.partial_rollout.enable and turn_s >= sync_s:
         rule = (
@@ -68,7 +53,7 @@ def _check_partial_rollout(config: Config) -> None:
             f"which psrl.deadlines.weight_sync_s={sync_s:g} cuts off"
         )
         fix = f"set psrl.deadlines.weight_sync_s={turn_s + SYNC_MARGIN_S:g}, or {REQUEST_TIMEOUT} below {sync_s:g}"
-        _refuse(config, "psrl.partial_rollout.enable", rule, fix)
+        refuse(config, "psrl.partial_rollout.enable", rule, fix)
 
 
 def _check_routing(config: Config) -> None:
@@ -76,18 +61,18 @@ def _check_routing(config: Config) -> None:
     keys = [key for key in DEFAULTS if key.startswith("psrl.routing.")]
     if num_replicas == 1:
         fix = "set gen_actor_rollout_ref.rollout.num_replicas=2"
-        _refuse_dead(config, keys, because="there is one replica", fix=fix)
+        refuse_dead(config, keys, because="there is one replica", fix=fix)
     if starts_gateway(config):
         because = "the run has a gateway, which routes by itself"
-        _refuse_dead(config, keys, because=because, fix="use loops that need no gateway and set psrl.rollout_gateway.enable=false")
+        refuse_dead(config, keys, because=because, fix="use loops that need no gateway and set psrl.rollout_gateway.enable=false")
     if not psrl.routing.migrate:
         return
     if not psrl.partial_rollout.interrupt_as_prompt:
         rule = "moves turns with what they have sampled, which needs psrl.partial_rollout.interrupt_as_prompt=true"
-        _refuse(config, "psrl.routing.migrate", rule, "set psrl.partial_rollout.interrupt_as_prompt=true")
+        refuse(config, "psrl.routing.migrate", rule, "set psrl.partial_rollout.interrupt_as_prompt=true")
     if psrl.routing.sticky != "group":
         rule = f"moves whole groups, which psrl.routing.sticky={psrl.routing.sticky} tears apart"
-        _refuse(config, "psrl.routing.migrate", rule, "set psrl.routing.sticky=group")
+        refuse(config, "psrl.routing.migrate", rule, "set psrl.routing.sticky=group")
 
 
 def _check_proactive_filter(config: Config) -> None:
@@ -96,10 +81,10 @@ def _check_proactive_filter(config: Config) -> None:
     if proactive.action == "none":
         keys = ["psrl.proactive_filter.time_limit_s", "psrl.proactive_filter.max_per_step"]
         fix = "set psrl.proactive_filter.action to retry, truncate or null"
-        _refuse_dead(config, keys, because="psrl.proactive_filter.action=none", fix=fix)
+        refuse_dead(config, keys, because="psrl.proactive_filter.action=none", fix=fix)
     elif proactive.action == "retry" and psrl.max_reissues == 0:
         rule = "issues a group again, which psrl.max_reissues=0 forbids"
-        _refuse(config, "psrl.proactive_filter.action", rule, "set psrl.max_reissues=1, or psrl.proactive_filter.action='\"null\"'")
+        refuse(config, "psrl.proactive_filter.action", rule, "set psrl.max_reissues=1, or psrl.proactive_filter.action='\"null\"'")
 
 
 def _check_redundancy(config: Config) -> None:
@@ -110,10 +95,10 @@ def _check_redundancy(config: Config) -> None:
             "is more than is ever admitted, (psrl.staleness + 1) x (data.train_batch_size + psrl.redundant_groups) = "
             f"({psrl.staleness} + 1) x ({batch} + {psrl.redundant_groups}) = {at_most}"
         )
-        _refuse(config, "psrl.max_groups_in_flight", rule, f"set psrl.max_groups_in_flight={at_most} or less")
+        refuse(config, "psrl.max_groups_in_flight", rule, f"set psrl.max_groups_in_flight={at_most} or less")
     if psrl.max_groups_in_flight == 1:
         because, fix = "psrl.max_groups_in_flight=1: no two groups compete", "set psrl.max_groups_in_flight=2 or more"
-        _refuse_dead(config, ["psrl.redundant_groups"], because=because, fix=fix)
+        refuse_dead(config, ["psrl.redundant_groups"], because=because, fix=fix)
 
 
 def _check_storage(config: Config) -> None:
@@ -126,4 +111,4 @@ def _check_storage(config: Config) -> None:
             f"x (psrl.rollout_n + psrl.redundant_episodes) = ({psrl.staleness} + 1) x ({batch} + {psrl.redundant_groups}) "
             f"x ({psrl.rollout_n} + {psrl.redundant_episodes}) = {rows}"
         )
-        _refuse(config, "transfer_queue.total_storage_size", rule, f"set transfer_queue.total_storage_size={2 * rows}")
+        refuse(config, "transfer_queue.total_storage_size", rule, f"set transfer_queue.total_storage_size={2 * rows}")

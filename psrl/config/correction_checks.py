@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from psrl.config.fields import leaves_of, value_at
+from psrl.config.fields import value_at
+from psrl.config.refusals import DEFAULTS, refuse, refuse_dead
 from psrl.config.rollout_correction import IS_LEVELS, KEY, is_bounds, rs_criteria
 from psrl.config.tree import Config
-from psrl.errors import ConfigError
 
 ACTOR = "train_actor_rollout_ref.actor"
 GEN = "gen_actor_rollout_ref.rollout"
-DEFAULTS = {leaf.key: leaf.default for leaf in leaves_of(Config)}
 
 
 def check_correction(config: Config) -> None:
@@ -20,13 +19,13 @@ def check_correction(config: Config) -> None:
     """
     settings = config.algorithm.rollout_correction
     if settings.rollout_is is not None and settings.rollout_is not in IS_LEVELS:
-        _refuse(config, f"{KEY}.rollout_is", "is no level", f"set {KEY}.rollout_is to one of {', '.join(IS_LEVELS)}, or null")
+        refuse(config, f"{KEY}.rollout_is", "is no level", f"set {KEY}.rollout_is to one of {', '.join(IS_LEVELS)}, or null")
     is_bounds(settings.rollout_is_threshold)
     rs_criteria(settings.rollout_rs, settings.rollout_rs_threshold)
     if settings.rollout_is is None:
-        _refuse_dead(config, f"{KEY}.rollout_is_threshold", f"{KEY}.rollout_is is null", f"set {KEY}.rollout_is=token")
+        refuse_dead(config, [f"{KEY}.rollout_is_threshold"], because=f"{KEY}.rollout_is is null", fix=f"set {KEY}.rollout_is=token")
     if settings.rollout_rs is None:
-        _refuse_dead(config, f"{KEY}.rollout_rs_threshold", f"{KEY}.rollout_rs is null", f"set {KEY}.rollout_rs=seq_mean_k1")
+        refuse_dead(config, [f"{KEY}.rollout_rs_threshold"], because=f"{KEY}.rollout_rs is null", fix=f"set {KEY}.rollout_rs=seq_mean_k1")
     _check_loss(config)
     _check_sampling(config)
 
@@ -36,23 +35,22 @@ def _check_loss(config: Config) -> None:
     if actor.policy_loss == "reinforce":
         if actor.old_logprobs == "recompute":
             rule = f"has no effect: {ACTOR}.policy_loss=reinforce has no ratio; its importance weights are of the weights in training"
-            _refuse(config, f"{ACTOR}.old_logprobs", rule, f"leave {ACTOR}.old_logprobs out")
+            refuse(config, f"{ACTOR}.old_logprobs", rule, f"leave {ACTOR}.old_logprobs out")
         _refuse_clipping(config, f"{ACTOR}.policy_loss=reinforce", f"set {ACTOR}.policy_loss=ppo_clip")
     elif settings.rollout_is is not None and actor.old_logprobs == "rollout":
         rule = f"counts the mismatch twice: with {ACTOR}.old_logprobs=rollout the ratio of the loss is against the policy that sampled"
         fix = f"set {ACTOR}.old_logprobs=recompute, or {ACTOR}.policy_loss=reinforce, or leave {KEY}.rollout_is out"
-        _refuse(config, f"{KEY}.rollout_is", rule, fix)
+        refuse(config, f"{KEY}.rollout_is", rule, fix)
     elif actor.old_logprobs == "recompute" and actor.ppo_epochs == 1 and actor.ppo_mini_batch_size in (0, config.data.train_batch_size):
         because = f"{ACTOR}.old_logprobs=recompute and one update per buffer: the ratio is 1"
         fix = f"set {ACTOR}.old_logprobs=rollout, or {ACTOR}.ppo_epochs=2"
         _refuse_clipping(config, because, fix)
         if actor.policy_loss in ("gspo", "cispo"):
-            _refuse_dead(config, f"{ACTOR}.policy_loss", because, fix)
+            refuse_dead(config, [f"{ACTOR}.policy_loss"], because=because, fix=fix)
 
 
 def _refuse_clipping(config: Config, because: str, fix: str) -> None:
-    for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
-        _refuse_dead(config, f"{ACTOR}.{name}", because, fix)
+    refuse_dead(config, [f"{ACTOR}.{name}" for name in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c")], because=because, fix=fix)
 
 
 def _check_sampling(config: Config) -> None:
@@ -63,13 +61,4 @@ def _check_sampling(config: Config) -> None:
         if cut and value_at(config, f"{KEY}.{name}") is not None:
             rule = f"cuts the distribution that is sampled from, so that {KEY}.{name} would correct the cut"
             key = f"{GEN}.{cut[0]}"
-            _refuse(config, key, rule, f"set {key}={DEFAULTS[key]}, or leave {KEY}.{name} out")
-
-
-def _refuse(config: Config, key: str, rule: str, fix: str) -> None:
-    raise ConfigError(key=key, value=value_at(config, key), rule=rule, fix=fix)
-
-
-def _refuse_dead(config: Config, key: str, because: str, fix: str) -> None:
-    if value_at(config, key) != DEFAULTS[key]:
-        _refuse(config, key, f"has no effect while {because}", f"{fix}, or leave {key} out")
+            refuse(config, key, rule, f"set {key}={DEFAULTS[key]}, or leave {KEY}.{name} out")

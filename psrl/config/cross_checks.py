@@ -17,6 +17,7 @@ from psrl.config.fields import leaves_of, value_at
 from psrl.config.file_checks import check_model_files, require_file
 from psrl.config.gateway_checks import check_gateway, check_history_thinking
 from psrl.config.ranges import ROLLOUTS
+from psrl.config.refusals import DEFAULTS, refuse, refuse_dead
 from psrl.config.rollout import RolloutConfig
 from psrl.config.sandbox_checks import check_sandbox
 from psrl.config.size_checks import check_size
@@ -28,7 +29,6 @@ from psrl.errors import ConfigError
 GEN, VAL = ROLLOUTS
 ACTOR = "train_actor_rollout_ref.actor"
 MODEL = "train_actor_rollout_ref.model"
-DEFAULTS = {leaf.key: leaf.default for leaf in leaves_of(Config)}
 SHARED_ROLLOUT_KEYS = (
     "name",
     "num_replicas",
@@ -103,7 +103,7 @@ def check_sft(config: Config) -> None:
         fix = "set sft.train_files=[demonstrations.jsonl] or sft.generator=NAME, and only one"
         raise ConfigError(key="sft.train_files", value=value, rule="demonstrations come from files or from a generator", fix=fix)
     if sft.warmup_steps > sft.num_steps:
-        _refuse(config, "sft.warmup_steps", f"warms up longer than sft.num_steps={sft.num_steps}", f"set at most {sft.num_steps}")
+        refuse(config, "sft.warmup_steps", f"warms up longer than sft.num_steps={sft.num_steps}", f"set at most {sft.num_steps}")
     for index, path in enumerate(sft.train_files):
         require_file(f"sft.train_files[{index}]", path)
     check_model_files(config)
@@ -131,25 +131,10 @@ def check_names(config: Config, known: Mapping[str, Sequence[str]]) -> None:
             raise ConfigError(key=key, value=name, rule="is not registered", fix=fix)
 
 
-def _refuse(config: Config, key: str, rule: str, fix: str) -> None:
-    raise ConfigError(key=key, value=value_at(config, key), rule=rule, fix=fix)
-
-
-def _is_changed(config: Config, key: str) -> bool:
-    return bool(value_at(config, key) != DEFAULTS[key])
-
-
-def _refuse_dead(config: Config, keys: Sequence[str], *, because: str, fix: str) -> None:
-    """Settings that something else switches off must be left alone."""
-    for key in keys:
-        if _is_changed(config, key):
-            _refuse(config, key, f"has no effect while {because}", f"{fix}, or leave {key} out")
-
-
 def _check_data(config: Config) -> None:
     data = config.data
     if not data.return_raw_chat:
-        _refuse(config, "data.return_raw_chat", "psrl always keeps messages", "set data.return_raw_chat=true or leave it out")
+        refuse(config, "data.return_raw_chat", "psrl always keeps messages", "set data.return_raw_chat=true or leave it out")
     value = {"train_files": data.train_files, "generator.name": data.generator.name}
     if data.train_files and data.generator.name:
         rule = "tasks come from files or from a generator, not from both"
@@ -159,73 +144,73 @@ def _check_data(config: Config) -> None:
         raise ConfigError(key="data.train_files", value=value, rule="no source of tasks is set", fix=fix)
     if data.generator.name and data.val_files:
         fix = "use data.generator.num_val, or files for both"
-        _refuse(config, "data.val_files", "has no effect while data.generator.name makes the validation tasks", fix)
+        refuse(config, "data.val_files", "has no effect while data.generator.name makes the validation tasks", fix)
     if not data.generator.name:
         keys = [key for key in DEFAULTS if key.startswith("data.generator.")]
-        _refuse_dead(config, keys, because="data.generator.name is null", fix="set data.generator.name")
+        refuse_dead(config, keys, because="data.generator.name is null", fix="set data.generator.name")
     if not data.shuffle:
-        _refuse_dead(config, ["data.seed"], because="data.shuffle=false", fix="set data.shuffle=true")
+        refuse_dead(config, ["data.seed"], because="data.shuffle=false", fix="set data.shuffle=true")
     for rollout in ROLLOUTS:
         prompt_length = value_at(config, f"{rollout}.prompt_length")
         if data.max_prompt_length > prompt_length:
             rule = f"prompts longer than {rollout}.prompt_length={prompt_length} cannot be generated from"
-            _refuse(config, "data.max_prompt_length", rule, f"set data.max_prompt_length={prompt_length} or raise {rollout}.prompt_length")
+            refuse(config, "data.max_prompt_length", rule, f"set data.max_prompt_length={prompt_length} or raise {rollout}.prompt_length")
     if data.generator.name and data.generator.num_train < data.train_batch_size:
         fix = f"set data.generator.num_train to at least {data.train_batch_size}"
-        _refuse(config, "data.generator.num_train", f"is less than one batch (data.train_batch_size={data.train_batch_size})", fix)
+        refuse(config, "data.generator.num_train", f"is less than one batch (data.train_batch_size={data.train_batch_size})", fix)
 
 
 def _check_batches(config: Config) -> None:
     actor, batch = config.train_actor_rollout_ref.actor, config.data.train_batch_size
     key, mini = f"{ACTOR}.ppo_mini_batch_size", actor.ppo_mini_batch_size
     if mini > batch:
-        _refuse(config, key, f"is more than data.train_batch_size={batch}", f"set {key}={batch}, or 0 for the whole batch")
+        refuse(config, key, f"is more than data.train_batch_size={batch}", f"set {key}={batch}, or 0 for the whole batch")
     if mini and batch % mini:
         divisors = [size for size in range(1, batch + 1) if batch % size == 0]
-        _refuse(config, key, f"does not divide data.train_batch_size={batch}", f"set {key} to one of {divisors}")
+        refuse(config, key, f"does not divide data.train_batch_size={batch}", f"set {key} to one of {divisors}")
     longest = config.gen_actor_rollout_ref.rollout.prompt_length + config.gen_actor_rollout_ref.rollout.response_length
     key = f"{ACTOR}.ppo_max_token_len_per_gpu"
     if actor.ppo_max_token_len_per_gpu < longest:
         rule = f"cannot hold one trajectory ({GEN}.prompt_length + response_length = {longest} tokens); nothing is ever cut"
-        _refuse(config, key, rule, f"set {key}={longest} or more")
+        refuse(config, key, rule, f"set {key}={longest} or more")
 
 
 def _check_optimizer(config: Config) -> None:
     optim, steps = config.train_actor_rollout_ref.actor.optim, config.trainer.total_training_steps
     if optim.lr_warmup_steps > steps:
         rule = f"warms up longer than trainer.total_training_steps={steps}"
-        _refuse(config, f"{ACTOR}.optim.lr_warmup_steps", rule, f"set {ACTOR}.optim.lr_warmup_steps={steps} or less")
+        refuse(config, f"{ACTOR}.optim.lr_warmup_steps", rule, f"set {ACTOR}.optim.lr_warmup_steps={steps} or less")
     if optim.lr_scheduler_type == "constant":
         because = f"{ACTOR}.optim.lr_scheduler_type=constant"
-        _refuse_dead(config, [f"{ACTOR}.optim.min_lr_ratio"], because=because, fix="choose linear or cosine")
+        refuse_dead(config, [f"{ACTOR}.optim.min_lr_ratio"], because=because, fix="choose linear or cosine")
 
 
 def _check_reward(config: Config) -> None:
     reward, custom = config.reward, config.custom_reward_function
     if reward.name == "custom" and not custom.path:
         fix = "set custom_reward_function.path=my_reward.py"
-        _refuse(config, "custom_reward_function.path", "reward.name=custom needs the file of the function", fix)
+        refuse(config, "custom_reward_function.path", "reward.name=custom needs the file of the function", fix)
     if reward.name != "custom":
         keys = ["custom_reward_function.path", "custom_reward_function.name"]
-        _refuse_dead(config, keys, because=f"reward.name={reward.name}", fix="set reward.name=custom")
+        refuse_dead(config, keys, because=f"reward.name={reward.name}", fix="set reward.name=custom")
     if reward.name == "execution":
         fix = "set reward.execution.timeout_s"
-        _refuse_dead(config, ["reward.timeout_s"], because="reward.name=execution has its own limit", fix=fix)
+        refuse_dead(config, ["reward.timeout_s"], because="reward.name=execution has its own limit", fix=fix)
     else:
         keys = [leaf for leaf in DEFAULTS if leaf.startswith("reward.execution.")]
-        _refuse_dead(config, keys, because=f"reward.name={reward.name}", fix="set reward.name=execution")
+        refuse_dead(config, keys, because=f"reward.name={reward.name}", fix="set reward.name=execution")
     buffer, key = reward.overlong_buffer, "reward.overlong_buffer"
     if not buffer.enable:
         keys = [f"{key}.{leaf.key}" for leaf in leaves_of(type(buffer)) if leaf.key != "enable"]
-        _refuse_dead(config, keys, because=f"{key}.enable=false", fix=f"set {key}.enable=true")
+        refuse_dead(config, keys, because=f"{key}.enable=false", fix=f"set {key}.enable=true")
         return
     length = config.gen_actor_rollout_ref.rollout.response_length
     if buffer.max_sampled_tokens > length:
         rule = f"is never reached: no episode is longer than {GEN}.response_length={length}"
-        _refuse(config, f"{key}.max_sampled_tokens", rule, f"set {key}.max_sampled_tokens={length} or less")
+        refuse(config, f"{key}.max_sampled_tokens", rule, f"set {key}.max_sampled_tokens={length} or less")
     if buffer.len >= buffer.max_sampled_tokens:
         rule = f"is not less than {key}.max_sampled_tokens={buffer.max_sampled_tokens}: every episode would be punished"
-        _refuse(config, f"{key}.len", rule, f"set {key}.len={max(1, buffer.max_sampled_tokens // 4)}")
+        refuse(config, f"{key}.len", rule, f"set {key}.len={max(1, buffer.max_sampled_tokens // 4)}")
 
 
 def _check_trainer(config: Config) -> None:
@@ -233,12 +218,12 @@ def _check_trainer(config: Config) -> None:
     for key, every in (("trainer.test_freq", trainer.test_freq), ("trainer.save_freq", trainer.save_freq)):
         if every > trainer.total_training_steps:
             rule = f"is never reached in trainer.total_training_steps={trainer.total_training_steps}"
-            _refuse(config, key, rule, f"set {key}=0 (at the end) or at most {trainer.total_training_steps}")
+            refuse(config, key, rule, f"set {key}=0 (at the end) or at most {trainer.total_training_steps}")
     if len(set(trainer.logger)) != len(trainer.logger):
-        _refuse(config, "trainer.logger", "names a tracker twice", f"set trainer.logger=[{','.join(sorted(set(trainer.logger)))}]")
+        refuse(config, "trainer.logger", "names a tracker twice", f"set trainer.logger=[{','.join(sorted(set(trainer.logger)))}]")
     if "/" in trainer.project_name or "/" in trainer.experiment_name:
         key = "trainer.project_name" if "/" in trainer.project_name else "trainer.experiment_name"
-        _refuse(config, key, "is a name, not a path", "leave the / out; trainer.default_local_dir is the folder of runs")
+        refuse(config, key, "is a name, not a path", "leave the / out; trainer.default_local_dir is the folder of runs")
 
 
 def _check_rollout(config: Config, key: str) -> None:
@@ -246,29 +231,29 @@ def _check_rollout(config: Config, key: str) -> None:
     turns, agent = rollout.multi_turn, rollout.agent
     if not turns.enable:
         keys = [f"{key}.multi_turn.{leaf.key}" for leaf in leaves_of(type(turns)) if leaf.key != "enable"]
-        _refuse_dead(config, keys, because=f"{key}.multi_turn.enable=false", fix=f"set {key}.multi_turn.enable=true")
+        refuse_dead(config, keys, because=f"{key}.multi_turn.enable=false", fix=f"set {key}.multi_turn.enable=true")
         if agent.default_agent_loop.startswith("multi_turn"):
             fix = f"set {key}.multi_turn.enable=true, or {key}.agent.default_agent_loop=generate_only_agent"
-            _refuse(config, f"{key}.agent.default_agent_loop", f"needs {key}.multi_turn.enable=true", fix)
+            refuse(config, f"{key}.agent.default_agent_loop", f"needs {key}.multi_turn.enable=true", fix)
     if agent.default_agent_loop == "generate_only_agent":
         because, fix = f"{key}.agent.default_agent_loop=generate_only_agent", f"set {key}.agent.default_agent_loop=multi_turn_agent"
         if turns.enable:
-            _refuse(config, f"{key}.multi_turn.enable", f"has no effect while {because}: that loop takes one turn", fix)
+            refuse(config, f"{key}.multi_turn.enable", f"has no effect while {because}: that loop takes one turn", fix)
     if agent.default_agent_loop in ("generate_only_agent", *ENVIRONMENT_LOOPS):
         because, fix = f"{key}.agent.default_agent_loop={agent.default_agent_loop}", "choose a loop of an agent with branches"
-        _refuse_dead(config, [f"{key}.agent.branch_reward"], because=because, fix=fix)
+        refuse_dead(config, [f"{key}.agent.branch_reward"], because=because, fix=fix)
     if agent.default_agent_loop in ENVIRONMENT_LOOPS:
         for part in ("env", "data"):
             if not value_at(config, f"{key}.agent.{part}.name"):
                 example = {"env": "tool_env", "data": "tool_agent_data"}[part]
                 rule = f"{agent.default_agent_loop} plays an environment through a data adapter: both must be named"
-                _refuse(config, f"{key}.agent.{part}.name", rule, f"set {key}.agent.{part}.name={example}")
+                refuse(config, f"{key}.agent.{part}.name", rule, f"set {key}.agent.{part}.name={example}")
     if turns.max_tokens_per_turn > rollout.response_length:
         rule = f"is more than a whole trajectory ({key}.response_length={rollout.response_length})"
-        _refuse(config, f"{key}.multi_turn.max_tokens_per_turn", rule, f"set {key}.multi_turn.max_tokens_per_turn=0")
+        refuse(config, f"{key}.multi_turn.max_tokens_per_turn", rule, f"set {key}.multi_turn.max_tokens_per_turn=0")
     if agent.step_timeout_s > agent.episode_timeout_s:
         rule = f"is more than a whole episode has ({key}.agent.episode_timeout_s={agent.episode_timeout_s:g})"
-        _refuse(config, f"{key}.agent.step_timeout_s", rule, f"set {key}.agent.step_timeout_s={agent.episode_timeout_s:g} or less")
+        refuse(config, f"{key}.agent.step_timeout_s", rule, f"set {key}.agent.step_timeout_s={agent.episode_timeout_s:g} or less")
     check_agent_yaml(config, key)
     _check_scripted(config, key, rollout)
 
@@ -276,10 +261,10 @@ def _check_rollout(config: Config, key: str) -> None:
 def _check_scripted(config: Config, key: str, rollout: RolloutConfig) -> None:
     if rollout.name == "scripted" and not rollout.script_path:
         fix = f"set {key}.script_path=answers.yaml"
-        _refuse(config, f"{key}.script_path", f"{key}.name=scripted answers from a file, which must be named", fix)
+        refuse(config, f"{key}.script_path", f"{key}.name=scripted answers from a file, which must be named", fix)
     if rollout.name != "scripted" and rollout.script_path:
         fix = f"set {key}.name=scripted, or leave {key}.script_path out"
-        _refuse(config, f"{key}.script_path", f"has no effect while {key}.name={rollout.name}", fix)
+        refuse(config, f"{key}.script_path", f"has no effect while {key}.name={rollout.name}", fix)
 
 
 def _check_one_set_of_engines(config: Config) -> None:
@@ -287,30 +272,30 @@ def _check_one_set_of_engines(config: Config) -> None:
         gen, val = value_at(config, f"{GEN}.{name}"), value_at(config, f"{VAL}.{name}")
         if gen != val:
             rule = f"differs from {GEN}.{name}={gen!r}: training and validation share engines and agent workers"
-            _refuse(config, f"{VAL}.{name}", rule, f"leave {VAL}.{name} out")
+            refuse(config, f"{VAL}.{name}", rule, f"leave {VAL}.{name} out")
     gen, val = config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.rollout
     longest = gen.prompt_length + gen.response_length
     if val.prompt_length + val.response_length > longest:
         rule = f"makes validation episodes longer than the engines' slots ({GEN}.prompt_length + response_length = {longest})"
-        _refuse(config, f"{VAL}.response_length", rule, f"set {VAL}.response_length={max(1, longest - val.prompt_length)} or less")
+        refuse(config, f"{VAL}.response_length", rule, f"set {VAL}.response_length={max(1, longest - val.prompt_length)} or less")
 
 
 def _check_training_sampling(config: Config) -> None:
     rollout, actor = config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.actor
     if rollout.temperature == 0:
         rule = "greedy episodes of a task are all equal: a group has nothing to compare"
-        _refuse(config, f"{GEN}.temperature", rule, f"set {GEN}.temperature=1.0")
+        refuse(config, f"{GEN}.temperature", rule, f"set {GEN}.temperature=1.0")
     if rollout.n != 1:
         rule = "has no effect on training: the episodes of a task are psrl.rollout_n (validation's are train_actor_rollout_ref.rollout.n)"
-        _refuse(config, f"{GEN}.n", rule, f"set psrl.rollout_n={rollout.n}, or {VAL}.n={rollout.n}, and leave {GEN}.n out")
+        refuse(config, f"{GEN}.n", rule, f"set psrl.rollout_n={rollout.n}, or {VAL}.n={rollout.n}, and leave {GEN}.n out")
     truncated = [name for name, is_cut in (("top_p", rollout.top_p < 1), ("top_k", rollout.top_k > 0)) if is_cut]
     if truncated and actor.old_logprobs == "recompute":
         name = truncated[0]
         rule = f"cuts the distribution that is sampled from, which {ACTOR}.old_logprobs=recompute does not know"
-        _refuse(config, f"{GEN}.{name}", rule, f"set {GEN}.{name}={DEFAULTS[f'{GEN}.{name}']}, or {ACTOR}.old_logprobs=rollout")
+        refuse(config, f"{GEN}.{name}", rule, f"set {GEN}.{name}={DEFAULTS[f'{GEN}.{name}']}, or {ACTOR}.old_logprobs=rollout")
     if config.train_actor_rollout_ref.rollout.temperature == 0 and config.train_actor_rollout_ref.rollout.n > 1:
         rule = "greedy validation gives the same episode every time"
-        _refuse(config, f"{VAL}.n", rule, f"set {VAL}.n=1, or a positive {VAL}.temperature")
+        refuse(config, f"{VAL}.n", rule, f"set {VAL}.n=1, or a positive {VAL}.temperature")
     if config.train_actor_rollout_ref.rollout.temperature == 0 and config.trainer.val_greedy:
         rule = f"repeats the validation, which is greedy already ({VAL}.temperature=0)"
-        _refuse(config, "trainer.val_greedy", rule, "set trainer.val_greedy=false")
+        refuse(config, "trainer.val_greedy", rule, "set trainer.val_greedy=false")

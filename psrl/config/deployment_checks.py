@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from psrl.config.deployment import one_for_each
 from psrl.config.gateway_checks import starts_gateway
+from psrl.config.refusals import refuse_dead
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
@@ -80,10 +81,7 @@ def _check_nodes(config: Config) -> None:
     deployment = config.psrl.deployment
     lists = {name: vars(deployment)[name] for name in LISTS_OF_NODES}
     if deployment.num_nodes == 0:
-        for name, values in lists.items():
-            if values:
-                _refuse(name, values, f"has no effect while {KEY}.num_nodes=0", f"set {KEY}.num_nodes, or leave {KEY}.{name} out")
-        return
+        return refuse_dead(config, [f"{KEY}.{name}" for name in lists], because=f"{KEY}.num_nodes=0", fix=f"set {KEY}.num_nodes")
     if deployment.num_nodes > 1 and config.psrl.ray_address == LOCAL:
         rule = "is more than this machine, on which psrl.ray_address=local starts Ray"
         _refuse("num_nodes", deployment.num_nodes, rule, "set psrl.ray_address=auto")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from psrl.config.fields import leaves_of, value_at
+from psrl.config.fields import leaves_of
+from psrl.config.refusals import refuse_dead
 from psrl.config.rollout_gateway import SESSION_LOOPS
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
@@ -26,12 +27,9 @@ def check_gateway(config: Config) -> None:
     """
     gateway, rollout = config.psrl.rollout_gateway, config.gen_actor_rollout_ref.rollout
     if not starts_gateway(config):
-        for leaf in leaves_of(type(gateway), f"{KEY}."):
-            if value_at(config, leaf.key) != leaf.default:
-                rule = f"has no effect while the run has no gateway (no default loop is one of {', '.join(SESSION_LOOPS)})"
-                fix = f"set {KEY}.enable=true, or leave {leaf.key} out"
-                raise ConfigError(key=leaf.key, value=value_at(config, leaf.key), rule=rule, fix=fix)
-        return
+        because = f"the run has no gateway (no default loop is one of {', '.join(SESSION_LOOPS)})"
+        keys = [leaf.key for leaf in leaves_of(type(gateway), f"{KEY}.")]
+        return refuse_dead(config, keys, because=because, fix=f"set {KEY}.enable=true")
     at_once = rollout.agent.max_concurrent_episodes + config.train_actor_rollout_ref.rollout.agent.max_concurrent_episodes
     num_episodes = rollout.agent.num_workers * at_once
     if gateway.max_sessions < num_episodes:

@@ -7,12 +7,12 @@ from typing import Any
 
 import yaml
 
-from psrl.config.fields import leaves_of, value_at
+from psrl.config.fields import value_at
+from psrl.config.refusals import is_changed, refuse
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
 KEY = "data.trajectory_files"
-DEFAULTS = {leaf.key: leaf.default for leaf in leaves_of(Config)}
 OF_PLAYING = ("psrl.redundant_episodes", "psrl.redundant_groups", "psrl.proactive_filter.action", "psrl.routing.migrate")
 """Settings of how training episodes are played."""
 CORRECTIONS = ("rollout_is", "rollout_rs", "rollout_token_veto_threshold")
@@ -27,10 +27,9 @@ def check_stored(config: Config) -> None:
     if not config.data.trajectory_files:
         return
     for key in OF_PLAYING:
-        value = value_at(config, key)
-        if value != DEFAULTS[key]:
+        if is_changed(config, key):
             rule = f"has no effect on stored trajectories ({KEY}): nothing is played to train on"
-            raise ConfigError(key=key, value=value, rule=rule, fix=f"leave {key} out")
+            refuse(config, key, rule, f"leave {key} out")
 
 
 def check_stored_sampling(config: Config, path: Path) -> None:
