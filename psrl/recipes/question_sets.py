@@ -6,7 +6,6 @@ it; every reference answer is right by the recipe's own scorer. What was left ou
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,8 +17,8 @@ from psrl.errors import ConfigError, RowError
 from psrl.recipes.gold_answers import ungradable
 from psrl.recipes.published_rows import ENDINGS, rows_of_hub
 from psrl.recipes.questions import GSM8K, Question, question_of
+from psrl.recipes.row_files import write_left_out, write_rows
 
-LEFT_OUT_FILE = "left_out.jsonl"
 MAX_LEFT_OUT_SHARE = 0.01
 """Of a set's questions; beyond, something else is wrong with it. A benchmark of 30 may lose none."""
 _SHARD = re.compile(r"-\d{5}-of-\d{5}\.parquet$")
@@ -113,9 +112,15 @@ def write_question_sets(
         read[question_set.name] = found
         if not question_set.is_training and not is_one_file:
             for_validation |= {_key(question.text) for question in found.questions}
-    written = [_write(folder / f"{name}.jsonl", found, system_text) for name, found in read.items()]
-    _write_left_out(folder / LEFT_OUT_FILE, [error for found in read.values() for error in found.left_out])
-    return written
+    files = {folder / f"{name}.jsonl": found for name, found in read.items()}
+    write_rows({file: [_row_of(each, at, system_text) for at, each in enumerate(found.questions)] for file, found in files.items()})
+    for file, found in files.items():
+        _tell(file, found)
+    left_out = [error for found in read.values() for error in found.left_out]
+    named_in = write_left_out(folder, left_out)
+    if left_out:
+        print(f"what was left out is named in {named_in}")
+    return list(files)
 
 
 def _rows_of_files(source: Path | None, known: Sequence[QuestionSet], *, but: Path) -> dict[QuestionSet, Iterator[tuple[str, int, Any]]]:
@@ -216,31 +221,18 @@ def _leave_out_ungradable(question_set: QuestionSet, found: _Read, reward_name: 
     found.questions = [question for position, question in enumerate(found.questions) if position not in reasons]
 
 
-def _write(output: Path, found: _Read, system_text: str) -> Path:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_suffix(".unfinished")
-    with unfinished.open("w", encoding="utf-8") as lines:
-        for position, question in enumerate(found.questions):
-            row = {
-                "prompt": [{"role": "system", "content": system_text}, {"role": "user", "content": question.text}],
-                "data_source": question.data_source,
-                "reward_model": {"style": "rule", "ground_truth": question.answer},
-                "extra_info": {"index": position if question.index is None else question.index},
-            }
-            lines.write(json.dumps(row, ensure_ascii=False) + "\n")
-    unfinished.rename(output)
+def _row_of(question: Question, position: int, system_text: str) -> dict[str, Any]:
+    return {
+        "prompt": [{"role": "system", "content": system_text}, {"role": "user", "content": question.text}],
+        "data_source": question.data_source,
+        "reward_model": {"style": "rule", "ground_truth": question.answer},
+        "extra_info": {"index": position if question.index is None else question.index},
+    }
+
+
+def _tell(file: Path, found: _Read) -> None:
     beside = f"; {found.num_duplicates} duplicates, {len(found.left_out)} left out" if found.num_duplicates or found.left_out else ""
-    print(f"{len(found.questions)} rows written to {output}{beside}")
-    return output
-
-
-def _write_left_out(output: Path, left_out: Sequence[RowError]) -> None:
-    output.unlink(missing_ok=True)
-    if not left_out:
-        return
-    lines = [{"source": error.source, "row": error.row, "reason": error.reason, "detail": error.detail} for error in left_out]
-    output.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8")
-    print(f"what was left out is named in {output}")
+    print(f"{len(found.questions)} rows written to {file}{beside}")
 
 
 def _key(text: str) -> str:

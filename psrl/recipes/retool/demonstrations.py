@@ -7,7 +7,6 @@ a tool's message, so that the model learns to call as it will in episodes. Rows 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 from psrl.datasets.rows import named
 from psrl.errors import ConfigError, RowError
 from psrl.recipes.published_rows import rows_of_hub, rows_of_source
+from psrl.recipes.row_files import write_rows
 from psrl.tools.code_interpreter import SCHEMA
 
 QUESTION_MARK = "*user question:*"
@@ -46,10 +46,7 @@ def write_demonstrations(output: Path, source: str, *, system_text: str) -> Path
     if not converted or len(bad) > MAX_LEFT_OUT_SHARE * (len(converted) + len(bad)):
         rule = f"{len(bad)} of {len(converted) + len(bad)} rows cannot be used: {named(bad)}" if bad else "hold no row"
         raise ConfigError(key="--sft", value=source, rule=rule, fix="correct these rows")
-    output.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = output.with_suffix(".unfinished")
-    unfinished.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in converted), encoding="utf-8")
-    unfinished.rename(output)
+    write_rows({output: converted})
     print(f"{len(converted)} demonstrations written to {output}" + (f"; left out: {named(bad)}" if bad else ""))
     return output
 

@@ -19,9 +19,10 @@ from psrl.datasets.swe_rows import SweFormat, format_of, problem_of_raw_row
 from psrl.errors import ConfigError, EnvironmentFault, RewardError, RowError, SandboxError
 from psrl.recipes.published_rows import rows_of_hub, rows_of_source
 from psrl.recipes.retool.smollm2 import make_smollm2_folder
+from psrl.recipes.row_files import LEFT_OUT_FILE
 from psrl.recipes.swe.images import ASK_TIMEOUT_S, ImagePins
 from psrl.recipes.swe.options import HUB_NAMES, check_numbers, check_options
-from psrl.recipes.swe.row_files import LEFT_OUT_FILE, tell_left_out, write_problems
+from psrl.recipes.swe.row_files import tell_left_out, write_problems
 from psrl.recipes.swe.splits import balanced_subset, split_problems
 from psrl.recipes.swe.task_folders import read_task_folder, task_folders, with_tests_found
 from psrl.recipes.swe.validation import Grader, Validator, all_of

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from psrl.errors import RowError
+from psrl.recipes.row_files import write_left_out, write_rows
 from psrl.types import SweProblem
 from psrl.types.swe import SWE_KEY
 
 NAMED = 10
 """Problems that are named in print; all of them are in left_out.jsonl."""
-LEFT_OUT_FILE = "left_out.jsonl"
 
 
 def write_problems(parts: Mapping[Path, Sequence[SweProblem]], sources: Mapping[str, str]) -> None:
@@ -23,31 +22,14 @@ def write_problems(parts: Mapping[Path, Sequence[SweProblem]], sources: Mapping[
         parts: Problems by file.
         sources: `data_source` by id.
     """
-    unfinished = {file: file.with_suffix(".unfinished") for file in parts}
-    try:
-        for file, problems in parts.items():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with unfinished[file].open("w", encoding="utf-8") as lines:
-                for problem in problems:
-                    lines.write(json.dumps(_row_of(problem, sources[problem.instance_id]), ensure_ascii=False) + "\n")
-        for file, path in unfinished.items():
-            path.rename(file)
-    finally:
-        for path in unfinished.values():
-            path.unlink(missing_ok=True)
+    write_rows({file: [_row_of(problem, sources[problem.instance_id]) for problem in problems] for file, problems in parts.items()})
 
 
 def tell_left_out(left_out: Sequence[RowError], folder: Path) -> None:
     """Count them by reason and name the first ones in print; each with its reason goes to `left_out.jsonl`."""
-    file = folder / LEFT_OUT_FILE
-    file.unlink(missing_ok=True)
+    file = write_left_out(folder, left_out)
     if not left_out:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with file.open("w", encoding="ascii") as lines:
-        for error in left_out:
-            entry = {"source": error.source, "row": error.row, "reason": error.reason, "detail": error.detail}
-            lines.write(json.dumps(entry) + "\n")
     counts = Counter(error.reason for error in left_out).most_common()
     print(f"{len(left_out)} left out: {', '.join(f'{reason} {count}' for reason, count in counts)}; each in {file}")
     for line in _named(left_out):
