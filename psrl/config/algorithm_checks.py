@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from psrl.config.gateway_checks import APPENDING_LOOPS
 from psrl.config.refusals import DEFAULTS, refuse, refuse_dead
 from psrl.config.tree import Config
 
@@ -18,8 +19,6 @@ DISCOUNTED = ("gae", "reinforce_plus_plus", *BY_TURN)
 ESTIMATORS = ("gae", "grpo", "mt_grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "step_return")
 LOSSES = ("cispo", "gspo", "ppo_clip", "reinforce")
 WITHOUT_DUAL_CLIP = ("cispo", "gspo", "reinforce")
-ENVIRONMENT_LOOPS = ("generate_only_agent", "multi_turn_agent", "multi_turn_completion_agent")
-"""Loops whose episodes have one branch, so that a turn's number means the same in all of them."""
 
 
 def check_algorithm(config: Config) -> None:
@@ -67,7 +66,7 @@ def _check_estimator(config: Config) -> None:
         if estimator not in readers:
             refuse_dead(config, [f"algorithm.{key}"], because=because, fix=f"set algorithm.adv_estimator={readers[0]}")
     loop = config.gen_actor_rollout_ref.rollout.agent.default_agent_loop
-    if estimator in BY_TURN and loop not in ENVIRONMENT_LOOPS:
+    if estimator in BY_TURN and loop not in APPENDING_LOOPS:
         rule = f"compares turns by their number, which means nothing among the branches of {GEN}.agent.default_agent_loop={loop}"
         refuse(config, "algorithm.adv_estimator", rule, "set algorithm.adv_estimator=grpo")
 

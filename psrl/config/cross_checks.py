@@ -15,7 +15,7 @@ from psrl.config.async_checks import check_asynchrony
 from psrl.config.correction_checks import check_correction
 from psrl.config.fields import leaves_of, value_at
 from psrl.config.file_checks import check_model_files, require_file
-from psrl.config.gateway_checks import check_gateway, check_history_thinking
+from psrl.config.gateway_checks import APPENDING_LOOPS, check_gateway, check_history_thinking
 from psrl.config.ranges import ROLLOUTS
 from psrl.config.refusals import DEFAULTS, refuse, refuse_dead
 from psrl.config.rollout import RolloutConfig
@@ -239,7 +239,7 @@ def _check_rollout(config: Config, key: str) -> None:
         because, fix = f"{key}.agent.default_agent_loop=generate_only_agent", f"set {key}.agent.default_agent_loop=multi_turn_agent"
         if turns.enable:
             refuse(config, f"{key}.multi_turn.enable", f"has no effect while {because}: that loop takes one turn", fix)
-    if agent.default_agent_loop in ("generate_only_agent", *ENVIRONMENT_LOOPS):
+    if agent.default_agent_loop in APPENDING_LOOPS:
         because, fix = f"{key}.agent.default_agent_loop={agent.default_agent_loop}", "choose a loop of an agent with branches"
         refuse_dead(config, [f"{key}.agent.branch_reward"], because=because, fix=fix)
     if agent.default_agent_loop in ENVIRONMENT_LOOPS:
