@@ -100,8 +100,10 @@ def write_question_sets(
         reward_name: The scorer by which every reference answer must be right.
 
     Raises:
-        ConfigError: Nothing is found, rows cannot be read (they are named), or too many must be left out.
+        ConfigError: Both places or neither are named, nothing is found, rows cannot be read (they are named), or too many must be left out.
     """
+    if source is not None and hub is not None:
+        raise ConfigError(key="--hub", value=hub, rule="stands beside --source", fix="leave one of them out")
     rows = _rows_of_hub(hub, known) if hub is not None else _rows_of_files(source, known, but=folder)
     read: dict[str, _Read] = {}
     for_validation: set[str] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from psrl.recipes.question_sets import TEST, TRAIN, write_question_sets
-from psrl.recipes.retool.prepare import MODEL_FOLDER, check_places
+from psrl.recipes.retool.prepare import MODEL_FOLDER
 from psrl.recipes.retool.smollm2 import make_smollm2_folder
 
 DEFAULT_OUTPUT = Path("data/gsm8k")
@@ -25,7 +25,6 @@ def prepare(source: Path | None = None, output: Path | None = None, *, hub: str 
         ConfigError: No rows, rows of an unknown shape, answers that cannot be graded, or the model's wheel is missing.
     """
     folder = output or DEFAULT_OUTPUT
-    check_places(source, hub)
     write_question_sets(folder, source, hub, known=(TRAIN, TEST), system_text=SYSTEM_TEXT, reward_name="math_answer")
     if with_model:
         print(f"model written to {make_smollm2_folder(folder / MODEL_FOLDER)}")

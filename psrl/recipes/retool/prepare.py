@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from psrl.errors import ConfigError
 from psrl.recipes.question_sets import AIME_2024, AIME_2025, DAPO, TEST, TRAIN, write_question_sets
 from psrl.recipes.retool.demonstrations import write_demonstrations
 from psrl.recipes.retool.smollm2 import make_smollm2_folder
@@ -34,24 +33,10 @@ def prepare(
         ConfigError: No rows, rows of an unknown shape, answers that cannot be graded, or the model's wheel is missing.
     """
     folder = output or DEFAULT_OUTPUT
-    check_places(source, hub, is_enough=sft is not None)
-    if source is not None or hub is not None:
+    if source is not None or hub is not None or sft is None:
         write_question_sets(folder, source, hub, known=SETS, system_text=SYSTEM_TEXT, reward_name="retool")
     if sft is not None:
         write_demonstrations(folder / "sft.jsonl", sft, system_text=SYSTEM_TEXT)
     if with_model:
         print(f"model written to {make_smollm2_folder(folder / MODEL_FOLDER)}")
     return folder
-
-
-def check_places(source: Path | None, hub: str | None, *, is_enough: bool = False) -> None:
-    """Rows come from one place; from none where `is_enough`.
-
-    Raises:
-        ConfigError: They come from two, or from none.
-    """
-    if source is not None and hub is not None:
-        raise ConfigError(key="--hub", value=hub, rule="stands beside --source", fix="leave one of them out")
-    if source is None and hub is None and not is_enough:
-        fix = "give --source FOLDER with the files, or --hub NAME"
-        raise ConfigError(key="--source", value=None, rule="the rows must come from somewhere", fix=fix)
