@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from psrl.config.model import ModelConfig
+
 
 @dataclass(kw_only=True)
 class OptimConfig:
@@ -32,6 +34,10 @@ class FsdpConfig:
     """Parameters, gradients and optimizer lie in the host's memory, and AdamW runs on its cores; for CUDA."""
     optimizer_offload: bool = False
     """The optimizer's moments alone lie in the host's memory, and are on the card during an update; for CUDA."""
+
+    def holds(self, model: ModelConfig, *, num_ranks: int) -> bool:
+        """Whether FSDP2 is needed to hold the model: with several ranks, and for what it alone can do with one."""
+        return num_ranks > 1 or model.served_dtype != model.dtype or self.offload_policy
 
 
 @dataclass(kw_only=True)

@@ -27,9 +27,9 @@ def check_size(config: Config) -> None:
 
 
 def is_sharded(config: Config) -> bool:
-    """Whether FSDP2 holds the model: with several ranks, and for what it alone can do with one."""
-    model, fsdp = config.train_actor_rollout_ref.model, config.train_actor_rollout_ref.actor.fsdp_config
-    return config.trainer.num_workers > 1 or model.served_dtype != model.dtype or fsdp.offload_policy
+    """Whether FSDP2 holds the model."""
+    trained = config.train_actor_rollout_ref
+    return trained.actor.fsdp_config.holds(trained.model, num_ranks=config.trainer.num_workers)
 
 
 def _check_numbers(config: Config) -> None:

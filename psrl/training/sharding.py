@@ -52,7 +52,7 @@ class Sharding:
         self._device = device
         self._rank, self._world_size = rank, world_size
         self._shape = (world_size // size, size)
-        self.is_sharded = world_size > 1 or model.served_dtype != model.dtype or settings.offload_policy
+        self.is_sharded = settings.holds(model, num_ranks=world_size)
         """Whether FSDP2 holds the models, so that there is a process group."""
         self._mesh: DeviceMesh | None = None
 
