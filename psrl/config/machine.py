@@ -24,6 +24,10 @@ class Machine:
     gpu_bytes: int = 0
     """Memory of one of them; 0: not known."""
 
+    def has_gpu_for(self, device: str) -> bool:
+        """Whether what runs with this setting (`auto`, `cpu`, `cuda`) is on a GPU."""
+        return device == "cuda" or (device == "auto" and self.num_gpus > 0)
+
 
 def read_machine() -> Machine:
     """Cores that this process may use, memory, CUDA GPUs that the driver lists."""

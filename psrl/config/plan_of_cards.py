@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from psrl.config.machine import Machine
 from psrl.config.model_size import DTYPE_BYTES, ModelSize
-from psrl.config.placement import AUTO, CUDA, Placement
+from psrl.config.placement import Placement
 from psrl.config.planned_process import PROCESS_BYTES, PlannedProcess
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
@@ -21,7 +21,7 @@ TOKENS = "train_actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 def engines_on_cards(row: PlannedProcess, config: Config, machine: Machine, size: ModelSize) -> PlannedProcess:
     """The row of the replicas. vLLM takes the share of its cards that it is given, and fills it with keys."""
     rollout = config.gen_actor_rollout_ref.rollout
-    if rollout.name == "scripted" or not _has_gpu(rollout.device, machine):
+    if rollout.name == "scripted" or not machine.has_gpu_for(rollout.device):
         return row
     if rollout.name != "vllm":
         held = row.memory_bytes - PROCESS_BYTES["torch"]
@@ -63,7 +63,3 @@ def check_cards(config: Config, rows: tuple[PlannedProcess, ...], machine: Machi
         rule = f"{what} do not fit on a card of {machine.gpu_bytes / GIB:.0f} GiB"
         fix = f"raise trainer.num_workers, lower {TOKENS}" + (f" or {UTILIZATION}" if placement.shares_gpus else "")
         raise ConfigError(key="trainer.num_workers", value=config.trainer.num_workers, rule=rule, fix=fix)
-
-
-def _has_gpu(device: str, machine: Machine) -> bool:
-    return device == CUDA or (device == AUTO and machine.num_gpus > 0)

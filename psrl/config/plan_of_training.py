@@ -58,7 +58,7 @@ def train_workers(config: Config, machine: Machine, size: ModelSize) -> PlannedP
     memory, tokens = training_memory(config, size), micro_batch_tokens(config)
     # Of rank 0 alone; the plan's rows are equal, so each has its share.
     whole_copy = size.num_parameters * DTYPE_BYTES[model.dtype] // count
-    on_gpu = config.trainer.device == "cuda" or (config.trainer.device == "auto" and machine.num_gpus > 0)
+    on_gpu = machine.has_gpu_for(config.trainer.device)
     offloaded = _offloaded_bytes(config, memory) if on_gpu else 0
     on_host = PROCESS_BYTES["torch"] + whole_copy + (offloaded if on_gpu else memory.total)
     where = "on its GPU: " if on_gpu else ""
@@ -110,18 +110,18 @@ def micro_batch_tokens(config: Config) -> int:
 
 def fine_tuning(config: Config, machine: Machine) -> PlannedProcess:
     """The ranks of supervised fine-tuning."""
-    model, count = config.train_actor_rollout_ref.model, config.trainer.num_workers
+    actor, count, model = config.train_actor_rollout_ref.actor, config.trainer.num_workers, config.train_actor_rollout_ref.model
     size, sft = read_model_size(model.path), config.sft
     whole_copy = size.num_parameters * DTYPE_BYTES[model.dtype] // count  # to save, at rank 0; the plan's rows are equal
     # Weights, gradients and AdamW's two moments.
     states = 4 * size.num_parameters * DTYPE_BYTES[model.dtype] // _ranks_of_a_copy(config)
     tokens = min(max(SFT_MICRO_BATCH_TOKENS, sft.max_length), sft.batch_size * sft.max_length)
-    is_checkpointed = config.train_actor_rollout_ref.actor.gradient_checkpointing
-    kept = activation_bytes(size, tokens, dtype=model.served_dtype, is_checkpointed=is_checkpointed) + _logit_bytes(size, tokens)
+    kept = activation_bytes(size, tokens, dtype=model.served_dtype, is_checkpointed=actor.gradient_checkpointing)
+    kept += _logit_bytes(size, tokens)
     gathered = " and gathered layers" if is_sharded(config) else ""
     if gathered:
         kept += _gathered_bytes(config, size, DTYPE_BYTES[model.served_dtype], is_trained_whole=not model.lora_rank)
-    on_gpu = config.trainer.device == "cuda" or (config.trainer.device == "auto" and machine.num_gpus > 0)
+    on_gpu = machine.has_gpu_for(config.trainer.device)
     return PlannedProcess(
         role="fine-tuning",
         count=count,
