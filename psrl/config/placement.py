@@ -205,9 +205,9 @@ class Room:
         self.num_computing[node] += is_computing
         return node
 
-    def holding(self, *, cpus: int = 1, gpus: int = 0) -> list[int]:
-        """Nodes with so much room."""
-        return [node for node in range(len(self.nodes)) if self.free_cpus[node] >= cpus and self.free_gpus[node] >= gpus]
+    def holding(self, *, gpus: int = 0) -> list[int]:
+        """Nodes with a free logical CPU and so many free GPUs."""
+        return [node for node in range(len(self.nodes)) if self.free_cpus[node] >= 1 and self.free_gpus[node] >= gpus]
 
     def load(self, node: int) -> float:
         """Computing processes per core."""

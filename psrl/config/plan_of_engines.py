@@ -19,7 +19,7 @@ def engine_replicas(config: Config, machine: Machine, size: ModelSize) -> Planne
     if rollout.name == "scripted":
         memory, reason = PROCESS_BYTES["plain"], "answers from a script"
     else:
-        memory, reason = _engine_memory(config, size)
+        memory, reason = _engine_memory(config, size, num_computing)
     return PlannedProcess(
         role=f"{rollout.name} engine",
         count=count,
@@ -30,7 +30,7 @@ def engine_replicas(config: Config, machine: Machine, size: ModelSize) -> Planne
     )
 
 
-def _engine_memory(config: Config, size: ModelSize) -> tuple[int, str]:
+def _engine_memory(config: Config, size: ModelSize, num_computing: int) -> tuple[int, str]:
     """Of a replica that computes, on a CPU, and what most of it is for."""
     rollout, val = config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.rollout
     dtype = config.train_actor_rollout_ref.model.served_dtype
@@ -43,7 +43,6 @@ def _engine_memory(config: Config, size: ModelSize) -> tuple[int, str]:
     reason = f"weights twice while they are read from the disk {weights / MIB:.0f} MiB; KV cache {cache / MIB:.0f} MiB"
     processes = PROCESS_BYTES["torch"]
     if rollout.name == "vllm":
-        num_computing = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
         processes = PROCESS_BYTES["vllm"] * (1 + num_computing)  # its server, and vLLM's own
     return processes + cache + weights + logits, reason
 
