@@ -8,8 +8,9 @@ import sys
 import time
 from pathlib import Path
 
+from psrl.config.model_size import kv_cache_bytes, read_model_size
 from psrl.engines.serving import add_engine_arguments, serve
-from psrl.errors import EngineError
+from psrl.errors import PsrlError
 from psrl.processes.serving import die_with_parent
 
 CPU_BLOCK_TOKENS = 32
@@ -25,7 +26,7 @@ def main() -> int:
     set_environment(arguments)
     try:
         core = build_core(arguments)
-    except (EngineError, RuntimeError, ValueError, OSError) as error:  # vLLM's own start raises these
+    except (PsrlError, RuntimeError, ValueError, OSError) as error:  # vLLM's own start raises these
         print(f"vllm engine: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         return 1
     print(f"vllm engine: ready after {time.perf_counter() - began:.1f} s", flush=True)
@@ -68,6 +69,7 @@ def build_core(arguments: argparse.Namespace):  # noqa: ANN201 (vLLM is imported
 
     Raises:
         EngineError: The model has no weights.
+        ConfigError: Its config.json cannot be read.
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -106,14 +108,10 @@ def build_core(arguments: argparse.Namespace):  # noqa: ANN201 (vLLM is imported
 
 def cpu_cache_bytes(arguments: argparse.Namespace) -> int:
     """Keys and values of twice as many full-length sequences as run at once, so that prefixes of ended turns stay for a while."""
-    from transformers import AutoConfig
-
-    shape = AutoConfig.from_pretrained(arguments.model_path)
-    kv_heads = getattr(shape, "num_key_value_heads", None) or shape.num_attention_heads
-    head_dim = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads
-    token_bytes = 2 * shape.num_hidden_layers * kv_heads * head_dim * (4 if arguments.dtype == "float32" else 2)
     length = -(-arguments.max_model_len // CPU_BLOCK_TOKENS) * CPU_BLOCK_TOKENS
-    return 2 * arguments.max_num_seqs * length * token_bytes // _world_size(arguments)
+    size = read_model_size(str(arguments.model_path))
+    num_bytes = kv_cache_bytes(size, num_slots=2 * arguments.max_num_seqs, num_tokens=length, dtype=arguments.dtype)
+    return num_bytes // _world_size(arguments)
 
 
 def _world_size(arguments: argparse.Namespace) -> int:
