@@ -159,9 +159,8 @@ def measure_psrl(folder: Path, options: argparse.Namespace) -> tuple[Measured, d
     steps = sorted(times)
     ends = [times[step] for step in steps]
     accuracies = [metrics[step][names.ACCURACY_MEAN] for step in steps]
-    return Measured(name="psrl", times=ends, accuracies=accuracies, cpu_s=cpu.between(ends[0], ends[-1])), {
-        s: metrics[s] for s in steps[1:]
-    }
+    measured = Measured(name="psrl", times=ends, accuracies=accuracies, cpu_s=cpu.between(ends[0], ends[-1]))
+    return measured, {step: metrics[step] for step in steps[1:]}
 
 
 def flops_per_s() -> float:
@@ -187,7 +186,7 @@ def main() -> int:
     num_parameters = sum(
         parameter.numel() for parameter in transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).parameters()
     )
-    tokens = fmean(step["train/tokens/count"] for step in steps.values())
+    tokens = fmean(step[names.TRAIN_TOKENS_COUNT] for step in steps.values())
     flops, rate = (6 + 2) * num_parameters * tokens, flops_per_s()
     bound = TASKS * GROUP / (flops / rate)
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
@@ -195,8 +194,8 @@ def main() -> int:
     for side in (trl, psrl):
         curve = " ".join(f"{end - side.times[0]:.0f}s:{accuracy:.2f}" for end, accuracy in zip(side.times, side.accuracies, strict=True))
         print(f"{side.name:4s} {side.per_second:7.2f} trajectories/s, {side.per_cpu_second:7.2f} per second of CPU; accuracy {curve}")
-    for use in ("generation", "tools", "reward", "training", "sync", "idle"):
-        print(f"     {use:10s} {fmean(step[f'time/share/{use}'] for step in steps.values()):5.1%} of psrl's step")
+    for use in names.TimeUse:
+        print(f"     {use:10s} {fmean(step[names.time_share(use)] for step in steps.values()):5.1%} of psrl's step")
     print(f"limit of the arithmetic: {bound:.0f} trajectories/s ({flops / 1e9:.1f} GFLOP a step at {rate / 1e9:.0f} GFLOP/s)")
     ratio, cpu_ratio = psrl.per_second / trl.per_second, psrl.per_cpu_second / trl.per_cpu_second
     print(f"psrl / TRL: {ratio:.2f} by the clock, {cpu_ratio:.2f} by CPU (aim: at least {AIM:g})")
