@@ -23,13 +23,12 @@ from psrl.config.critic import CriticConfig
 from psrl.config.model import ModelConfig
 from psrl.training.attention import RowLayout, hidden_states, use_rows_attention
 from psrl.training.checkpoint import load_checkpoint, save_checkpoint
-from psrl.training.gradients import check_finite, clip_gradients, joined, loss_weights
+from psrl.training.gradients import LossWeights, add_gradients, check_finite, clip_gradients, joined, loss_weights
 from psrl.training.metrics import StepTotals
 from psrl.training.model import load_model
 from psrl.training.optim import make_optimizer, make_scheduler
 from psrl.training.packing import MicroBatch
 from psrl.training.scoring import TrainRow, batch_of
-from psrl.training.sharding import reduce_over_copies
 
 FOLDER = "critic"
 """Inside a checkpoint."""
@@ -152,27 +151,29 @@ class Critic:
     def _update(self, batches: Sequence[MicroBatch[TrainRow]], targets: ValueTargets, totals: StepTotals) -> float:
         weights = loss_weights(batches, self._actor, device=self._device, world_size=self._world_size)
         self._optimizer.zero_grad(set_to_none=True)
-        loss = torch.zeros((), device=self._device)
-        for number, batch in enumerate(batches, start=1):
-            reduce_over_copies(self._model, is_last=number == len(batches))
-            values_N = self._values_of(batch)
-            outputs = clipped_value_loss(
-                values_N,
-                self._of(batch, targets.old_values),
-                self._of(batch, targets.returns),
-                cliprange_value=self._settings.cliprange_value,
-            )
-            part = (outputs.values * self._of(batch, weights.raw)).sum() / weights.total
-            # FSDP2 averages gradients over ranks; the loss is a sum over them.
-            torch.autograd.backward(part * self._world_size)
-            loss += part.detach()
-            totals.add_mean("critic/loss/mean", outputs.values)
-            for name, metric_N in outputs.means.items():
-                totals.add_mean(f"critic/{name}", metric_N)
+        loss = add_gradients(
+            self._model,
+            batches,
+            lambda batch: self._micro_batch_loss(batch, weights, targets, totals),
+            device=self._device,
+            world_size=self._world_size,
+        )
         grad_norm = clip_gradients(self._model, self._settings.grad_clip)
         check_finite(self._model, self._optimizer, grad_norm=grad_norm, loss=loss)
         self._optimizer.step()
         return grad_norm
+
+    def _micro_batch_loss(self, batch: MicroBatch[TrainRow], weights: LossWeights, targets: ValueTargets, totals: StepTotals) -> Tensor:
+        outputs = clipped_value_loss(
+            self._values_of(batch),
+            self._of(batch, targets.old_values),
+            self._of(batch, targets.returns),
+            cliprange_value=self._settings.cliprange_value,
+        )
+        totals.add_mean("critic/loss/mean", outputs.values)
+        for name, metric_N in outputs.means.items():
+            totals.add_mean(f"critic/{name}", metric_N)
+        return (outputs.values * self._of(batch, weights.raw)).sum() / weights.total
 
     def _measure(self, batch: MicroBatch[TrainRow], targets: ValueTargets, totals: StepTotals) -> None:
         returns_N = self._of(batch, targets.returns).double()

@@ -1,14 +1,15 @@
-"""What the updates of policy and critic share: weights of tokens over all ranks, clipping, and the guard against what is not finite."""
+"""What the updates of policy and critic share: weights of tokens over all ranks, gradients of micro-batches, clipping, and the guard
+against what is not finite. Fine-tuning shares the gradients and the clipping."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from psrl.algorithms.aggregate import aggregation_mode, count, raw_weights
@@ -16,6 +17,9 @@ from psrl.config.actor import ActorConfig
 from psrl.errors import TrainingError
 from psrl.training.packing import MicroBatch
 from psrl.training.scoring import TrainRow
+from psrl.training.sharding import reduce_over_copies
+
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +46,24 @@ def loss_weights(batches: Sequence[MicroBatch[TrainRow]], settings: ActorConfig,
     if float(total) == 0:
         raise TrainingError("the optimizer step has no token to train on: every trajectory is masked")
     return LossWeights(raw=raw, total=float(total))
+
+
+def add_gradients(
+    model: nn.Module, batches: Sequence[Batch], loss_of: Callable[[Batch], Tensor], *, device: torch.device | str, world_size: int
+) -> Tensor:
+    """Forward and backward passes of one update, `loss_of` each of its micro-batches; the sum of these losses.
+
+    Every rank has equally many of them, empty ones too, because a backward pass is a collective. The loss is a sum over the ranks as well,
+    of which this is one rank's part.
+    """
+    loss = torch.zeros((), device=device)
+    for number, batch in enumerate(batches, start=1):
+        reduce_over_copies(model, is_last=number == len(batches))
+        part = loss_of(batch)
+        # FSDP2 averages gradients over ranks.
+        torch.autograd.backward(part * world_size)
+        loss += part.detach()
+    return loss
 
 
 def clip_gradients(model: Any, max_norm: float) -> float:

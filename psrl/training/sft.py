@@ -21,11 +21,11 @@ from psrl.config.model import ModelConfig
 from psrl.config.sft import SftConfig
 from psrl.errors import RowTooLongError, TrainingError
 from psrl.training.export import save_hf_folder
-from psrl.training.gradients import clip_gradients
+from psrl.training.gradients import add_gradients, clip_gradients
 from psrl.training.model import DTYPES, PolicyModel, checkpoint_activations, load_model
 from psrl.training.optim import make_optimizer, make_scheduler
-from psrl.training.packing import model_inputs, pack
-from psrl.training.sharding import Sharding, reduce_over_copies
+from psrl.training.packing import MicroBatch, model_inputs, pack
+from psrl.training.sharding import Sharding
 from psrl.training.whole_weights import kept_by_first, merged
 
 MAX_MICRO_BATCH_TOKENS = 16384
@@ -166,21 +166,17 @@ def _backward(policy: PolicyModel, batch: list[SftRow], rank: SftRank) -> float:
     total = sum(sum(row.loss_mask[1:]) for row in batch)
     if total == 0:
         raise TrainingError("an SFT batch has no token to learn: every loss mask is 0")
-    loss_sum = torch.zeros((), device=rank.device)
     steps = pack(batch, max_tokens=max(MAX_MICRO_BATCH_TOKENS, max(map(len, batch))), num_ranks=rank.world_size)
-    for number, of_ranks in enumerate(steps, start=1):
-        micro_batch = of_ranks[rank.rank]
-        reduce_over_copies(policy, is_last=number == len(steps))
+
+    def loss_of(micro_batch: MicroBatch[SftRow]) -> torch.Tensor:
         tensors = [(torch.tensor(row.ids), torch.tensor([0, *row.loss_mask[1:]])) for row in micro_batch.rows]
         inputs = model_inputs(tensors, device=rank.device)
-        if len(inputs.chosen) == 0 and rank.world_size == 1:
-            continue
         temperatures_N = torch.ones(len(inputs.chosen), device=rank.device)
-        logprobs_N, _ = policy(inputs.input_ids, inputs.states, inputs.chosen, temperatures_N)
-        loss = -logprobs_N.sum() / total
-        # FSDP2 averages gradients over ranks; the loss is a sum over them. A rank without tokens takes part in every collective.
-        torch.autograd.backward(loss * rank.world_size)
-        loss_sum += loss.detach()
+        logprobs_N: torch.Tensor = policy(inputs.input_ids, inputs.states, inputs.chosen, temperatures_N)[0]
+        return -logprobs_N.sum() / total
+
+    mine = [of_ranks[rank.rank] for of_ranks in steps]
+    loss_sum = add_gradients(policy, mine, loss_of, device=rank.device, world_size=rank.world_size)
     if rank.world_size > 1:
         dist.all_reduce(loss_sum)
     return float(loss_sum)

@@ -22,13 +22,12 @@ from psrl.algorithms.losses import LossInputs, policy_losses
 from psrl.algorithms.rows import Rows
 from psrl.config.actor import ActorConfig
 from psrl.config.rollout_correction import RolloutCorrectionConfig
-from psrl.training.gradients import LossWeights, check_finite, clip_gradients, joined, loss_weights
+from psrl.training.gradients import LossWeights, add_gradients, check_finite, clip_gradients, joined, loss_weights
 from psrl.training.metrics import StepTotals
 from psrl.training.mismatch import add_correction, add_mismatch
 from psrl.training.model import PolicyModel
 from psrl.training.packing import MicroBatch
 from psrl.training.scoring import TrainRow, batch_of
-from psrl.training.sharding import reduce_over_copies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +63,7 @@ class OptimizerStep:
         self._world_size = world_size
         self._loss = policy_losses.resolve(settings.policy_loss)
         self._kl = kl_estimator(settings.kl_loss_type)
-        aggregation_mode(settings.loss_agg_mode)
+        aggregation_mode(settings.loss_agg_mode)  # an unknown name is refused now, not in the first update
         self._correction = RolloutCorrection(correction)
 
     def run(self, batches: Sequence[MicroBatch[TrainRow]], reference: Reference, totals: StepTotals) -> float:
@@ -75,13 +74,13 @@ class OptimizerStep:
         """
         weights = loss_weights(batches, self._settings, device=self._device, world_size=self._world_size)
         self._optimizer.zero_grad(set_to_none=True)
-        loss = torch.zeros((), device=self._device)
-        for number, batch in enumerate(batches, start=1):
-            reduce_over_copies(self._model, is_last=number == len(batches))
-            part = self._micro_batch_loss(batch, weights, reference, totals)
-            # FSDP2 averages gradients over ranks; the loss is a sum over them.
-            torch.autograd.backward(part * self._world_size)
-            loss += part.detach()
+        loss = add_gradients(
+            self._model,
+            batches,
+            lambda batch: self._micro_batch_loss(batch, weights, reference, totals),
+            device=self._device,
+            world_size=self._world_size,
+        )
         totals.add_sum("train/loss/value", loss)
         grad_norm = clip_gradients(self._model, self._settings.grad_clip)
         check_finite(self._model, self._optimizer, grad_norm=grad_norm, loss=loss)
