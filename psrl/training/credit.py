@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from psrl.algorithms.advantages import AdvantageBatch, advantage_estimators
-from psrl.algorithms.advantages.tokens import TOKEN_COLUMNS
+from psrl.algorithms.advantages.tokens import TOKEN_COLUMNS, spread_over_tokens
 from psrl.algorithms.truncation import has_loss
 from psrl.config.algorithm import AlgorithmConfig
 from psrl.data_plane import DataPlane, KVBatchMeta
@@ -68,11 +68,13 @@ class Credit:
         self, meta: KVBatchMeta, columns: Sequence[Mapping[str, Tensor]], kl: Mapping[str, Tensor]
     ) -> Sequence[Mapping[str, Tensor]]:
         """The columns with `kl_ctrl.kl_coef` times a token's KL [n] taken from its reward, where `kl` has the trajectory."""
-        less = []
+        less: list[Mapping[str, Tensor]] = []
         for key, of_row in zip(meta.keys, columns, strict=True):
-            mask_T = of_row["loss_mask"].bool()
-            penalty_T = torch.zeros(len(mask_T)).masked_scatter(mask_T, kl[key].float()) if key in kl else torch.zeros(len(mask_T))
-            less.append({**of_row, "rewards": of_row["rewards"] - self._settings.kl_ctrl.kl_coef * penalty_T})
+            if key not in kl:
+                less.append(of_row)
+                continue
+            (kl_T,) = spread_over_tokens([kl[key]], [of_row])
+            less.append({**of_row, "rewards": of_row["rewards"] - self._settings.kl_ctrl.kl_coef * kl_T})
         return less
 
     def of_all_ranks(self, values: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

@@ -11,7 +11,7 @@ Legend: B rows, T longest row of a padded micro-batch or all tokens of a flat on
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
@@ -23,6 +23,8 @@ from psrl.errors import RowTooLongError
 from psrl.training.attention import RowLayout
 from psrl.training.shared_prefixes import lay_out_rows
 
+_SizeOf = Callable[[Sequence[int], Sequence[int]], int]
+"""(indices of rows, lengths of all rows) -> tokens of a micro-batch of these rows."""
 MIN_FILL = 0.8
 """A row shorter than this share of the longest of its padded micro-batch opens a new one: padding costs more than a further batch."""
 MIN_BATCH_TOKENS = 2048
@@ -108,10 +110,6 @@ def pack(
     bins += [[] for _ in range(-len(bins) % num_ranks)]
     batches = [MicroBatch(tuple(rows[index] for index in sorted(indices)), arrangement) for indices in bins]
     return [batches[start : start + num_ranks] for start in range(0, len(batches), num_ranks)]
-
-
-class _SizeOf(Protocol):
-    def __call__(self, indices: Sequence[int], lengths: Sequence[int]) -> int: ...
 
 
 def _padded(indices: Sequence[int], lengths: Sequence[int]) -> int:

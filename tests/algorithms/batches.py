@@ -57,7 +57,7 @@ def random_episodes(*, num_groups=5, group_size=4, seed=0):
     tags, columns, values = [], [], []
     for group in range(num_groups):
         for member in range(group_size):
-            turns, rewards = [-1] * draw.randint(2, 6), [0.0] * 6
+            turns = [-1] * draw.randint(2, 6)
             rewards = [0.0] * len(turns)
             num_turns = draw.randint(1, 4)
             for turn in range(num_turns):

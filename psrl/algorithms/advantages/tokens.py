@@ -59,7 +59,7 @@ def discounted_sums(terms: Sequence[Tensor], factor: float) -> list[Tensor]:
         return []
     padded_LR = pad_sequence(list(terms))  # [longest, R]; padding is 0 and stands at the end, where it adds nothing
     sums_LR = torch.empty_like(padded_LR)
-    running_R = torch.zeros_like(padded_LR[0]) if len(padded_LR) else padded_LR.sum(0)
+    running_R = padded_LR.new_zeros(len(terms))
     for place in range(len(padded_LR) - 1, -1, -1):
         running_R = padded_LR[place] + factor * running_R
         sums_LR[place] = running_R
