@@ -238,10 +238,10 @@ class VllmCore:
 
     async def _commit(self, version: PolicyVersion) -> WeightReport:
         async with self._updating:
-            staged, self._staged = self._staged, None
+            staged = self._staged
             if staged is None or staged.version != version:
-                self._staged = staged
                 raise WeightSyncError(f"version {version} cannot be finished: staged is {None if staged is None else staged.version}")
+            self._staged = None
             # Also when paused: only `keep` with a cleared cache makes sure that nothing steps and that no key is left.
             await self._engine.pause_generation(mode="keep", clear_cache=True)
             try:
