@@ -1,4 +1,4 @@
-"""The whole tree. Only `load.py`, `cross_checks.py` and `runtime/build.py` see it; a part receives its section."""
+"""The whole tree. `config/` checks it and plans with it, the driver builds from it; a part receives its section."""
 
 from dataclasses import dataclass, field
 
