@@ -7,16 +7,15 @@ it; every reference answer is right by the recipe's own scorer. What was left ou
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from psrl.datasets.rows import named
+from psrl.datasets.rows import named, read_raw_rows
 from psrl.errors import ConfigError, RowError
 from psrl.recipes.gold_answers import ungradable
-from psrl.recipes.published_rows import ENDINGS, rows_of_hub, rows_of_source
+from psrl.recipes.published_rows import ENDINGS, rows_of_hub
 from psrl.recipes.questions import GSM8K, Question, question_of
 from psrl.recipes.row_files import write_left_out, write_rows
 
@@ -133,7 +132,7 @@ def _rows_of_files(source: Path | None, known: Sequence[QuestionSet], *, but: Pa
     if source.is_file():
         own = _set_of(source.name, known)
         parts = [own] if own is not None else [each for each in known if each in (TRAIN, TEST)]
-        return {part: rows_of_source(source, split=None) for part in parts}
+        return {part: _rows([source]) for part in parts}
     files: dict[QuestionSet, list[Path]] = {}
     for path in sorted(path for path in source.rglob("*") if path.suffix in ENDINGS and path.is_file()):
         if path.resolve().is_relative_to(but.resolve()):  # what was written before
@@ -149,7 +148,7 @@ def _rows_of_files(source: Path | None, known: Sequence[QuestionSet], *, but: Pa
     if not files:
         rule = "holds no file whose name holds " + " or ".join(repr(each.pattern) for each in known)
         raise ConfigError(key="--source", value=str(source), rule=rule, fix="put .jsonl or .parquet files of such a name there")
-    return {question_set: chain.from_iterable(rows_of_source(path, split=None) for path in paths) for question_set, paths in files.items()}
+    return {question_set: _rows(paths) for question_set, paths in files.items()}
 
 
 def _rows_of_hub(hub: str, known: Sequence[QuestionSet]) -> dict[QuestionSet, Iterator[tuple[str, int, Any]]]:
@@ -172,6 +171,12 @@ def _rows_of_hub(hub: str, known: Sequence[QuestionSet]) -> dict[QuestionSet, It
 
 def _set_of(name: str, known: Sequence[QuestionSet]) -> QuestionSet | None:
     return next((each for each in known if re.search(each.pattern, name.lower())), None)
+
+
+def _rows(paths: Iterable[Path]) -> Iterator[tuple[str, int, Any]]:
+    for path in paths:
+        for row, raw in enumerate(read_raw_rows(str(path), key="--source")):
+            yield path.name, row, raw
 
 
 def _read(question_set: QuestionSet, rows: Iterator[tuple[str, int, Any]], for_validation: set[str]) -> _Read:
