@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ OBJECT_STORE_BYTES = 400 * 2**20
 """For what calls carry: groups with their episodes. Weights and rows travel beside it."""
 NEEDED_OF_RAY = ("gcs_server", "raylet")
 LOOK_S = 0.5
+KNOCK_S = 10.0
+"""For a head node to take a connection."""
 TRANSFER_QUEUE_NAMESPACE = "transfer_queue"
 TRANSFER_QUEUE_CONTROLLER = "TransferQueueController"
 """Where the released TransferQueue registers its controller."""
@@ -180,8 +183,9 @@ def _start(here: Node) -> None:
 def _join(address: str) -> None:
     key, fix = "psrl.ray_address", "start one with `ray start --head`, or set local"
     try:
+        _knock(address)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, runtime_env={"env_vars": PROCESS_ENVIRONMENT})
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:  # no address, nobody there, other versions
+    except (OSError, RuntimeError, ValueError, OverflowError, ray.exceptions.RayError) as error:  # no address, nobody there, other versions
         raise ConfigError(key=key, value=address, rule=f"no Ray cluster answers ({error})", fix=fix) from error
     try:
         ray.get_actor(TRANSFER_QUEUE_CONTROLLER, namespace=TRANSFER_QUEUE_NAMESPACE)
@@ -190,3 +194,14 @@ def _join(address: str) -> None:
     ray.shutdown()
     rule = "another run uses this cluster's TransferQueue, of which there is one"
     raise ConfigError(key=key, value=address, rule=rule, fix="wait for its end, or start a cluster for this run")
+
+
+def _knock(address: str) -> None:
+    """See that somebody listens at `host:port`; Ray itself would try for over two minutes. What is written otherwise Ray looks up.
+
+    Raises:
+        OSError, OverflowError: Nobody does, or there is no such port.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
