@@ -49,8 +49,9 @@ def check_files(config: Config, needs: Needs) -> None:
             require_file(f"{key}[{index}]", path, config.recipe)
     if needs.model:
         check_model_files(config)
-        if config.train_actor_rollout_ref.ref.path:
-            _require_model_folder("train_actor_rollout_ref.ref.path", config.train_actor_rollout_ref.ref.path)
+        for key in ("train_actor_rollout_ref.ref.path", "critic.model.path"):
+            if value_at(config, key):
+                _require_model_folder(key, value_at(config, key))
     optional = [f"{rollout}.{key}" for rollout in ROLLOUTS for key in ("multi_turn.tool_config_path", "script_path")]
     for key in ["custom_reward_function.path", *(optional if needs.episodes else ())]:
         if value_at(config, key):

@@ -18,6 +18,7 @@ RECOMPUTE = f"{ACTOR}.old_logprobs=recompute"
 WRONG = [
     (["critic.optim.lr=1e-4"], "critic.optim.lr", "has no critic"),
     (["critic.model.path=/critic"], "critic.model.path", "adv_estimator=gae"),
+    ([GAE, "critic.model.path=/critic"], "critic.model.path", "is not on this machine"),
     (["trainer.critic_warmup=3"], "trainer.critic_warmup", "has no critic"),
     ([GAE, "trainer.critic_warmup=10"], "trainer.critic_warmup", "leaves the policy no step"),
     ([GAE, "critic.cliprange_value=0"], "critic.cliprange_value", "above 0"),
