@@ -5,7 +5,7 @@ sandboxes, which hold them from outside; a request can only lower them.
 
 | route | answers |
 |---|---|
-| POST /run_code | how the program ended; 429 where too many wait, 422 for a wrong body, 413 for one too large, 401 for a wrong key |
+| POST /run_code | how the program ended; 429: too many wait, 422: a wrong body, 413: one too large, 408: one too late, 401: a wrong key |
 | GET /v1/ping | "pong" |
 | GET /health | 200: places, running, waiting |
 | GET /metrics | counters, in Prometheus' text form |
@@ -18,7 +18,8 @@ import dataclasses
 import hmac
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,7 +95,8 @@ class SandboxServer:
         began = time.monotonic()
         try:
             self._check_key(http)
-            status, answer = 200, await self._answer(_parsed(await _body(http)), http)
+            with self._place():
+                status, answer = 200, await self._answer(_parsed(await _body(http, within_s=self._limits.max_queue_s)), http)
         except RefusedError as refused:
             status, answer = refused.status, {"detail": refused.detail}
         except ClientDisconnect:
@@ -105,16 +107,10 @@ class SandboxServer:
         return Response(orjson.dumps(answer), status_code=status, media_type="application/json", headers=headers)
 
     async def _answer(self, request: RunCodeRequest, http: Request) -> dict[str, Any]:
-        """Consumes a place in the queue, then a sandbox; waits for one that is free, at most `max_queue_s`; unblocked by a program that
-        ends, or by that limit."""
+        """Consumes a sandbox; waits for one that is free, at most `max_queue_s`; unblocked by a program that ends, or by that limit."""
         limits = self._limits
-        if self._num_in >= limits.num_workers + limits.max_queue:
-            raise RefusedError(
-                429, f"{limits.num_workers} programs run and {limits.max_queue} wait, as many as may: try again, or elsewhere"
-            )
         patience = asyncio.timeout(limits.max_queue_s)
         run = _Run(request, most=self._most, is_wanted=lambda: _is_there(http), begun=lambda: self._begun(patience))
-        self._num_in += 1
         try:
             async with patience:
                 result = await self._pool.use(run)
@@ -124,12 +120,29 @@ class SandboxServer:
             self._counts["sandbox_errors_total"] += 1
             return sandbox_error(str(error), served_by=self._name)
         finally:
-            self._num_in -= 1
             self._num_running -= run.has_begun
         self._counts[f'programs_total{{ended="{result.killed_by or "itself"}"}}'] += 1
         self._counts["run_seconds_total"] += result.run_s
         self._counts["queue_seconds_total"] += result.queue_s
         return answer_of(result, fetched=run.fetched, served_by=self._name)
+
+    @contextmanager
+    def _place(self) -> Iterator[None]:
+        """One of those who run or wait; taken before a body is read, so that only so many bodies are held.
+
+        Raises:
+            RefusedError: There is none.
+        """
+        limits = self._limits
+        if self._num_in >= limits.num_workers + limits.max_queue:
+            raise RefusedError(
+                429, f"{limits.num_workers} programs run and {limits.max_queue} wait, as many as may: try again, or elsewhere"
+            )
+        self._num_in += 1
+        try:
+            yield
+        finally:
+            self._num_in -= 1
 
     def _begun(self, patience: asyncio.Timeout) -> None:
         patience.reschedule(None)
@@ -219,12 +232,16 @@ async def _is_there(http: Request) -> bool:
     return not await http.is_disconnected()
 
 
-async def _body(http: Request) -> bytes:
+async def _body(http: Request, *, within_s: float) -> bytes:
     parts = bytearray()
-    async for chunk in http.stream():
-        parts += chunk
-        if len(parts) > MAX_BODY_BYTES:
-            raise RefusedError(413, f"a request is of at most {MAX_BODY_BYTES} bytes")
+    try:
+        async with asyncio.timeout(within_s):
+            async for chunk in http.stream():
+                parts += chunk
+                if len(parts) > MAX_BODY_BYTES:
+                    raise RefusedError(413, f"a request is of at most {MAX_BODY_BYTES} bytes")
+    except TimeoutError as error:
+        raise RefusedError(408, f"the request's body did not arrive within {within_s:g} s") from error
     return bytes(parts)
 
 

@@ -7,11 +7,13 @@ import http.client
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -165,6 +167,20 @@ def test_a_wait_for_a_place_has_an_end(tmp_path):
         answers = list(threads.map(lambda _: post(server.url, body), range(2)))
         assert sorted(status for status, _ in answers) == [200, 429]
         assert "no place became free within 0.5 s" in next(answer["detail"] for status, answer in answers if status == 429)
+
+
+def test_a_body_that_does_not_arrive_takes_a_place_only_for_a_while(tmp_path):
+    head = b"POST /run_code HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"
+    with sandbox_server(tmp_path, "--num-workers", 1, "--max-queue", 0, "--max-queue-s", 1) as server:
+        place = urllib.parse.urlsplit(server.url)
+        with socket.create_connection((place.hostname, place.port), timeout=30) as slow:
+            slow.sendall(head)
+            while orjson.loads(get(server.url, "/health"))["waiting"] == 0:
+                time.sleep(0.01)
+            body = {"code": "print(1)", "language": "python"}
+            assert post(server.url, body)[0] == 429
+            assert slow.recv(1000).startswith(b"HTTP/1.1 408")
+            assert post(server.url, body)[0] == 200
 
 
 def test_with_a_key_only_its_owner_runs_programs(tmp_path):
