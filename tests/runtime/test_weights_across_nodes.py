@@ -15,7 +15,7 @@ from tests.runtime.weight_kit import engines, mapped_versions, replica_actor, tr
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("ps_mode", ["cpu_ref", "nixl_cpu"])
+@pytest.mark.parametrize("ps_mode", ["cpu_ref", "nixl_cpu", "nccl"])
 def test_another_node_gets_one_copy_for_all_its_replicas(tmp_path, ps_mode):
     if ps_mode == "nixl_cpu" and not any(importlib.util.find_spec(name.partition(".")[0]) for name in NIXL_MODULES):
         pytest.skip("NIXL is not installed")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,15 +22,15 @@ from psrl.config.model import ModelConfig
 from psrl.data_plane import KVBatchMeta
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.errors import WeightSyncError
+from psrl.parameter_server.transports.nccl import GroupOffer, NcclWriter
 from psrl.parameter_server.transports.nixl_cpu import MemoryOffer, NixlWriter
 from psrl.parameter_server.transports.shared_memory import SharedVersion, open_version
 from psrl.parameter_server.versions import Lease
 from psrl.protocols import WeightManifest
-from psrl.runtime.actors.node_weights import NODE, PS_MODE
+from psrl.runtime.actors.node_weights import NODE, PS_MODE, name_interface
 from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.devices import resolved_device
 from psrl.runtime.imports import make_importable
-from psrl.runtime.placement import interface_of
 from psrl.telemetry.flow import Flow
 from psrl.training.worker import TrainRank
 from psrl.types import PolicyVersion
@@ -78,6 +77,7 @@ class TrainWorkerActor(Pinged):
         self._published: dict[PolicyVersion, SharedVersion] = {}
         """Of rank 0: what the parameter server holds."""
         self._nixl: NixlWriter | None = None
+        self._nccl: NcclWriter | None = None
 
     async def rendezvous(self) -> str:
         """An address on this node that all ranks can meet at."""
@@ -85,15 +85,9 @@ class TrainWorkerActor(Pinged):
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
-    def _name_interface(self) -> None:
-        """Let gloo and NCCL talk over the network that Ray's nodes use: a host name may stand for loopback."""
-        interface = interface_of(ray.util.get_node_ip_address())
-        if interface is not None:
-            os.environ |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
-
     async def load(self, init_method: str) -> None:
         """Join the process group and load the model."""
-        self._name_interface()
+        name_interface()
         s = self._settings
         self._rank = TrainRank(
             model=s.model,
@@ -156,9 +150,7 @@ class TrainWorkerActor(Pinged):
         Raises:
             WeightSyncError: It is no longer held.
         """
-        if version not in self._published:
-            raise WeightSyncError(f"version {version} is no longer held; held: {sorted(self._published)}")
-        buffer = open_version(self._published[version].manifest)
+        buffer = self._mapped(version)
         buffer.flags.writeable = False
         return buffer
 
@@ -168,6 +160,31 @@ class TrainWorkerActor(Pinged):
         if self._nixl is None:
             self._nixl = NixlWriter()
         return self._nixl.offer(version, buffer)
+
+    async def offer_group(self, version: PolicyVersion, *, reader: str, session: str) -> GroupOffer:
+        """Where a reader on another node meets this process for a version, which `send_weights` then sends it.
+
+        Raises:
+            WeightSyncError: It is no longer held.
+        """
+        buffer = self._mapped(version)
+        if self._nccl is None:
+            self._nccl = NcclWriter(host=ray.util.get_node_ip_address(), device=resolved_device(self._settings.device))
+        return await asyncio.to_thread(self._nccl.offer, version, buffer, reader=reader, session=session)
+
+    async def send_weights(self, offer: GroupOffer, *, timeout_s: float) -> None:
+        """Send what was offered, in a thread of its own beside the rank's: training goes on meanwhile.
+
+        Waits for: the transfer. Unblocked by: its end, the end of the reader, or `timeout_s`.
+
+        Raises:
+            WeightSyncError: The version was withdrawn, or the reader is lost.
+        """
+        assert self._nccl is not None, "offer_group() comes first"
+        try:
+            await asyncio.wait_for(asyncio.to_thread(self._nccl.send, offer, timeout_s=timeout_s), timeout_s)
+        except TimeoutError as error:
+            raise WeightSyncError(f"version {offer.version} was not sent to {offer.reader} within {timeout_s:g} s") from error
 
     async def sees(self, folder: Path) -> bool:
         """Whether a folder of the driver's is there on this node, too."""
@@ -203,9 +220,15 @@ class TrainWorkerActor(Pinged):
         self._published[manifest.version] = shared
         for old in [old for old in self._published if old < manifest.version and old not in held]:
             self._published.pop(old).close()
-        if self._nixl is not None:
-            self._nixl.keep_only(set(self._published))
+        for transport in (self._nixl, self._nccl):
+            if transport is not None:
+                transport.keep_only(set(self._published))
         return manifest
+
+    def _mapped(self, version: PolicyVersion) -> np.ndarray:
+        if version not in self._published:
+            raise WeightSyncError(f"version {version} is no longer held; held: {sorted(self._published)}")
+        return open_version(self._published[version].manifest)
 
     async def _in_thread(self, call: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, call)
