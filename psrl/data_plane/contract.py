@@ -133,3 +133,7 @@ class DataPlane(Protocol):
     @abstractmethod
     def clear(self, keys: Sequence[str]) -> None:
         """Forget rows; keys that are not there are ignored."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """The run ends: calls that wait, or would wait, fail now with DataPlaneError instead of at their deadline."""

@@ -44,6 +44,9 @@ class MemoryDataPlane:
         for key in keys:
             self._rows.pop(key, None)
 
+    def give_up(self) -> None:
+        """Nothing waits here."""
+
 
 def meta_of(rows: Sequence[TrajectoryRow]) -> KVBatchMeta:
     """Keys and tags of rows, without their tensors."""

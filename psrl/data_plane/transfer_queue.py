@@ -47,6 +47,7 @@ class TransferQueueDataPlane:
         self._waiting: set[Future[Any]] = set()
         self._free = threading.Semaphore(MAX_CALLS_IN_FLIGHT)
         self._owns_storage = False
+        self._is_given_up = False
         self.flow = Flow()
         """Rows that were put and fetched."""
 
@@ -113,7 +114,8 @@ class TransferQueueDataPlane:
             self._within(f"clear of {len(keys)} rows", lambda: tq.kv_clear(list(keys), PARTITION))
 
     def give_up(self) -> None:
-        """Calls in flight fail now instead of at their deadlines: the run ends, and perhaps nobody is there to answer them."""
+        """Calls in flight, and any that come, fail now instead of at their deadlines: perhaps nobody is there to answer them."""
+        self._is_given_up = True
         for future in list(self._waiting):
             future.cancel()
 
@@ -121,9 +123,11 @@ class TransferQueueDataPlane:
         """Detach; the process that started the storage ends it."""
         self.give_up()
         if self._owns_storage:
-            self._within("close", tq.close, CLOSE_DEADLINE_S)
+            self._within("close", tq.close, CLOSE_DEADLINE_S, is_last=True)
 
-    def _within(self, what: str, call: Callable[[], Result], deadline_s: float | None = None) -> Result:
+    def _within(self, what: str, call: Callable[[], Result], deadline_s: float | None = None, *, is_last: bool = False) -> Result:
+        if self._is_given_up and not is_last:
+            raise DataPlaneError(f"TransferQueue: {what} was given up, the run ends")
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         until = time.monotonic() + limit_s
         future: Future[Result] = Future()

@@ -322,7 +322,9 @@ class AgentWorker:
             leaving.add_done_callback(lambda done: self._leaving.pop(group, None) if self._leaving.get(group) is done else None)
 
     async def stop(self) -> None:
-        """End episodes, sandboxes, graders and connections."""
+        """End episodes, sandboxes, graders and connections. Groups that would store their rows now fail: whoever asked is leaving."""
+        if self._data_plane is not None:
+            self._data_plane.give_up()  # where its storage is dead, waiting calls would hold every thread that the rest of this needs
         for pool in (self._train_pool, self._val_pool):
             if pool is not None:
                 await pool.close()

@@ -162,7 +162,10 @@ def test_every_branch_of_an_episode_is_a_row_of_its_own_that_shares_group_and_re
     assert second["policy_versions"].tolist() == [-1, -1, -1, -1, 4]
 
 
-def test_a_call_that_nobody_answers_fails_at_once_when_the_run_gives_up(transfer_queue_plane):
+@pytest.mark.usefixtures("transfer_queue_plane")
+def test_calls_that_nobody_answers_fail_at_once_when_the_run_gives_up():
+    leaving = TransferQueueDataPlane(deadline_s=60.0, startup_deadline_s=120.0)
+    leaving.connect()
     begun, answered = threading.Event(), threading.Event()
 
     def call() -> None:
@@ -170,9 +173,12 @@ def test_a_call_that_nobody_answers_fails_at_once_when_the_run_gives_up(transfer
         answered.wait(60)
 
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(transfer_queue_plane._within, "clear of 3 rows", call)
+        waiting = threads.submit(leaving._within, "clear of 3 rows", call)
         assert begun.wait(60)
-        transfer_queue_plane.give_up()
+        leaving.give_up()
         with pytest.raises(DataPlaneError, match="clear of 3 rows was given up"):
             waiting.result(10)
         answered.set()
+    with pytest.raises(DataPlaneError, match="list was given up"):
+        leaving.keys()
+    leaving.close()
