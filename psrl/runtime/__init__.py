@@ -16,6 +16,8 @@ PROCESS_ENVIRONMENT = {
     # TransferQueue warns at every call when it has more threads than cores.
     "TQ_NUM_THREADS": "1",
     "TQ_CLIENT_ZMQ_IO_THREADS": "1",
+    # What it warns of psrl says by name: a storage unit that is dead when the run ends, in nine lines.
+    "TQ_LOGGING_LEVEL": "ERROR",
     "RAY_DEDUP_LOGS": "0",
     "RAY_usage_stats_enabled": "0",
     # Ray's head would keep 2.6 KB of each of the last 100,000 actor calls, for a dashboard that is off: 250 MiB after an hour.
