@@ -11,14 +11,17 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from accelerate import init_empty_weights
-from peft import LoraConfig
 from safetensors.torch import save_file
 from torch import Tensor
 
 from psrl.errors import CheckpointError
 from psrl.training.model import PolicyModel
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
 
 TOKENIZER_FILES = (
     "tokenizer.json",

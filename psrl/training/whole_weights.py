@@ -10,15 +10,18 @@ With shards, every rank must go through all tensors; each must be used before th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import torch
-from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from psrl.config.model import ModelConfig
-from psrl.training.adapter import ADAPTER, has_adapter, scale_of
+from psrl.training.adapter import ADAPTER, adapted_layers, scale_of
 from psrl.training.model import DTYPES, PolicyModel
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
 
 Named = Iterator[tuple[str, Tensor]]
 Whole = Callable[[Tensor], Tensor]
@@ -38,7 +41,7 @@ def published_shapes(model: PolicyModel, settings: ModelConfig) -> Named:
 def merged(model: PolicyModel, dtype: torch.dtype, whole: Whole | None = None) -> Named:
     """All weights by Hugging Face parameter name, tied ones once, adapters merged into them in float32."""
     whole = whole or _whole
-    adapters = {f"{name}.base_layer.weight": layer for name, layer in model.causal_lm.named_modules() if isinstance(layer, LoraLayer)}
+    adapters = {f"{name}.base_layer.weight": layer for name, layer in adapted_layers(model.causal_lm).items()}
     for name, parameter in model.causal_lm.named_parameters():
         if ".lora_" in name:
             continue
@@ -71,12 +74,12 @@ def named_full_tensors(model: PolicyModel, dtype: torch.dtype | None = None) -> 
 
 
 def _published(model: PolicyModel, settings: ModelConfig, whole: Whole) -> Named:
-    if has_adapter(model) and not settings.lora_merge:
-        for name, layer in model.causal_lm.named_modules():
-            if isinstance(layer, LoraLayer):
-                a, b = _factors(layer, whole)
-                yield f"{name}.lora_A.weight", a
-                yield f"{name}.lora_B.weight", b
+    adapters = adapted_layers(model.causal_lm)
+    if adapters and not settings.lora_merge:
+        for name, layer in adapters.items():
+            a, b = _factors(layer, whole)
+            yield f"{name}.lora_A.weight", a
+            yield f"{name}.lora_B.weight", b
         return
     yield from merged(model, DTYPES[settings.served_dtype], whole)
 

@@ -11,3 +11,9 @@ def test_an_actor_that_computes_nothing_imports_no_torch(module):
     code = f"import sys; import psrl.runtime.actors.{module}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_peft_is_imported_only_where_there_is_an_adapter():
+    code = "import sys; import psrl.runtime.controller; print('peft' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "False"
