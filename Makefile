@@ -17,7 +17,7 @@ test-slow:
 test-vllm:
 	@scripts/setup.sh tests
 	@scripts/setup.sh vllm
-	.venv/bin/python -m pytest -m slow -k vllm tests/engines tests/runtime
+	.venv/bin/python -m pytest -m slow -k vllm tests/engines tests/runtime tests/cluster
 
 # Twenty faults of each kind in real runs, some hours; PSRL_INJECTIONS and PSRL_FAULT_SEED change how many and when.
 faults:

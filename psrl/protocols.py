@@ -335,6 +335,8 @@ class WeightManifest:
     """Of the flat buffer, as `parameter_server.layout.checksum` computes it."""
     location: dict[str, str] = field(default_factory=dict)
     """What the transport needs to find the buffer, such as {"transport": "shared_memory", "path": ...}."""
+    follower_locations: tuple[dict[str, str], ...] = ()
+    """The same on the other nodes of a replica that spans several, by node rank from 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

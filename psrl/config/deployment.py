@@ -15,6 +15,8 @@ class DeploymentConfig:
     gpus_per_instance: list[int] = field(default_factory=list)
     """GPUs of an instance. Empty: tensor x pipeline x data parallel size of gen_actor_rollout_ref.rollout. Given, the tensor parallel size
     follows: GPUs / (pipeline x data parallel size), which may differ between instances."""
+    nodes_per_instance: list[int] = field(default_factory=list)
+    """Nodes that an instance spans, each with as many of its GPUs (on CPUs: of its workers). Empty: one. More only with vLLM."""
     num_validation_instances: int = 0
     """Replicas beside these that serve validation alone, as large as the first: training's go on with newer weights meanwhile. 0: a version
     is validated on training's replicas, which are held at it."""

@@ -11,6 +11,7 @@ from psrl.errors import ConfigError
 KEY = "psrl.deployment"
 REPLICAS = "gen_actor_rollout_ref.rollout.num_replicas"
 TENSOR = "gen_actor_rollout_ref.rollout.tensor_model_parallel_size"
+DATA = "gen_actor_rollout_ref.rollout.data_parallel_size"
 LISTS_OF_NODES = ("cores_per_node", "memory_gib_per_node", "gpus_per_node", "gpu_memory_gib")
 LISTS_OF_GPUS = ("gpus_per_node", "gpu_memory_gib")
 LOCAL = "local"
@@ -43,7 +44,9 @@ def check_deployment(config: Config) -> None:
     Raises:
         ConfigError: The first setting that contradicts another or can have no effect.
     """
-    instance_sizes(config)
+    if max(instance_nodes(config)) > 1 and config.psrl.ray_address == LOCAL:
+        rule = "is more than this machine, on which psrl.ray_address=local starts Ray"
+        _refuse("nodes_per_instance", config.psrl.deployment.nodes_per_instance, rule, "set psrl.ray_address=auto")
     if config.psrl.deployment.num_validation_instances and starts_gateway(config):
         rule = "has no effect behind the gateway, where SMG chooses among all replicas"
         _refuse("num_validation_instances", config.psrl.deployment.num_validation_instances, rule, "leave it out")
@@ -75,6 +78,43 @@ def instance_sizes(config: Config) -> tuple[int, ...]:
             rule = f"asks for a tensor parallel size of {size // inner}, and {TENSOR} says {rollout.tensor_model_parallel_size}"
             _refuse("gpus_per_instance", listed, rule, f"leave {TENSOR} out, or {KEY}.gpus_per_instance")
     return sizes
+
+
+def instance_nodes(config: Config) -> tuple[int, ...]:
+    """Nodes that each instance spans.
+
+    Raises:
+        ConfigError: The engine cannot span nodes, or its sizes do not divide over so many.
+    """
+    rollout, listed = config.gen_actor_rollout_ref.rollout, config.psrl.deployment.nodes_per_instance
+    sizes = instance_sizes(config)
+    counts = tuple(one_for_each(listed or [1], len(sizes)))
+    if len(counts) != len(sizes):
+        rule = f"has {len(counts)} numbers, and there are {len(sizes)} instances"
+        _refuse("nodes_per_instance", listed, rule, f"write one number for all instances, or {len(sizes)}")
+    for count, size in zip(counts, sizes, strict=True):
+        if count != 1 and rollout.name != "vllm":
+            rule = f"has {count}, and the {rollout.name} engine is one process"
+            _refuse("nodes_per_instance", listed, rule, "set gen_actor_rollout_ref.rollout.name=vllm, or leave it out")
+        if count != 1 and rollout.data_parallel_size > 1:
+            rule = f"has {count}, and {DATA}={rollout.data_parallel_size} copies of the model need no instance over several nodes"
+            _refuse("nodes_per_instance", listed, rule, f"set {DATA}=1 and {KEY}.num_instances higher")
+        if count < 1 or size % count:
+            rule = f"has {count}, over which {size} workers of an instance (tensor x pipeline parallel size) do not divide"
+            _refuse("nodes_per_instance", listed, rule, f"write divisors of {size}")
+    return counts
+
+
+def check_on_cpus(config: Config) -> None:
+    """Of instances on CPUs.
+
+    Raises:
+        ConfigError: One that spans nodes has several workers on each.
+    """
+    for count, size in zip(instance_nodes(config), instance_sizes(config), strict=True):
+        if 1 < count < size:
+            rule = f"has {count} for {size} workers, and vLLM's CPU build cannot start an instance with more than one on each of its nodes"
+            _refuse("nodes_per_instance", config.psrl.deployment.nodes_per_instance, rule, f"write {size}, or use GPUs")
 
 
 def _check_nodes(config: Config) -> None:

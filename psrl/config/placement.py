@@ -4,6 +4,8 @@ Train workers lie on as few nodes as possible, filled one after the other in the
 TransferQueue's storage beside rank 0, which writes the weights and reads the rows; agent workers beside the replicas that sample their
 turns; what the driver needs on the driver's node, which is the first. Integers only: the same rules make the plan of described nodes and
 the placement of a run.
+
+A replica that spans nodes serves on its first one; on each of the others it has a follower.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NoReturn
 
-from psrl.config.deployment_checks import instance_sizes
+from psrl.config.deployment_checks import check_on_cpus, instance_nodes, instance_sizes
 from psrl.config.gateway_checks import starts_gateway
 from psrl.config.machine import Machine
 from psrl.config.tree import Config
@@ -31,6 +34,7 @@ class Role(StrEnum):
     STORAGE = "TransferQueue storage"
     REPLICA = "engine replica"
     VALIDATION_REPLICA = "validation replica"
+    FOLLOWER = "follower"
     AGENT_WORKER = "agent worker"
     GATEWAY = "gateway"
 
@@ -45,6 +49,20 @@ class Node:
     """Logical CPUs that Ray counts there: one for each process of the run."""
 
 
+REPLICAS = (Role.REPLICA, Role.VALIDATION_REPLICA)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Follower:
+    """Which replica a follower belongs to."""
+
+    role: Role
+    index: int
+    """Of the replica, among those of its role."""
+    node_rank: int
+    """From 1; the replica itself has 0."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demand:
     """What a run has to place."""
@@ -56,6 +74,9 @@ class Demand:
     """Of each engine replica."""
     validation_gpus: tuple[int, ...] = ()
     """Of each replica that serves validation alone."""
+    instance_nodes: tuple[int, ...] = ()
+    """That each engine replica spans; empty: one."""
+    validation_nodes: tuple[int, ...] = ()
     num_agent_workers: int
     num_storage_units: int
     has_gateway: bool
@@ -65,7 +86,7 @@ class Demand:
     @property
     def num_cpus(self) -> int:
         """Logical CPUs of all processes, the parameter server and TransferQueue's controller among them."""
-        num_replicas = len(self.instance_gpus) + len(self.validation_gpus)
+        num_replicas = len(self.instance_gpus) + len(self.validation_gpus) + len(self.followers)
         return self.num_ranks + num_replicas + self.num_agent_workers + self.num_storage_units + 1 + CONTROLLER_CPUS
 
     @property
@@ -77,6 +98,27 @@ class Demand:
     def num_instance_gpus(self) -> int:
         """Of all replicas."""
         return sum(self.instance_gpus) + sum(self.validation_gpus)
+
+    @property
+    def followers(self) -> tuple[Follower, ...]:
+        """Of all replicas; a follower's index is its position here."""
+        return tuple(
+            Follower(role=role, index=index, node_rank=rank)
+            for role in REPLICAS
+            for index, num_nodes in enumerate(self.nodes_of(role))
+            for rank in range(1, num_nodes)
+        )
+
+    def nodes_of(self, role: Role) -> tuple[int, ...]:
+        """How many nodes each replica spans."""
+        if role is Role.REPLICA:
+            return self.instance_nodes or (1,) * len(self.instance_gpus)
+        return self.validation_nodes or (1,) * len(self.validation_gpus)
+
+    def gpus_on_node(self, role: Role, index: int) -> int:
+        """Of one replica, on each of its nodes."""
+        gpus = self.instance_gpus if role is Role.REPLICA else self.validation_gpus
+        return gpus[index] // self.nodes_of(role)[index]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,9 +146,10 @@ class Placement:
         """GPUs that one process has, its own or shared."""
         if role is Role.TRAIN_WORKER:
             return self.demand.rank_gpus
-        if role is Role.VALIDATION_REPLICA:
-            return self.demand.validation_gpus[index]
-        return self.demand.instance_gpus[index] if role is Role.REPLICA else 0
+        if role is Role.FOLLOWER:
+            follower = self.demand.followers[index]
+            return self.demand.gpus_on_node(follower.role, follower.index)
+        return self.demand.gpus_on_node(role, index) if role in REPLICAS else 0
 
     def lines(self) -> list[str]:
         """A line for each node that is used."""
@@ -115,7 +158,9 @@ class Placement:
             parts = ["driver"] if index == 0 else []
             for role, places in self.places.items():
                 here = [process for process, place in enumerate(places) if place == index]
-                if here:
+                if here and role is Role.FOLLOWER:
+                    parts += self._lines_of_followers(here)
+                elif here:
                     gpus = sum(self.gpus_of(role, process) for process in here)
                     on = f" on {gpus}{' shared' if self.shares_gpus else ''} GPU{'s' if gpus > 1 else ''}" if gpus else ""
                     parts.append(f"{role.value} {spans_of(here)}{on}" if len(places) > 1 else f"{role.value}{on}")
@@ -123,24 +168,39 @@ class Placement:
                 said.append(f"{node.name}: {', '.join(parts)}")
         return said
 
+    def _lines_of_followers(self, here: Sequence[int]) -> list[str]:
+        """By the replicas that they belong to."""
+        said = []
+        for role in REPLICAS:
+            of_role = [one for one in here if self.demand.followers[one].role is role]
+            gpus = sum(self.gpus_of(Role.FOLLOWER, one) for one in of_role)
+            if of_role:
+                number = f" {spans_of([self.demand.followers[one].index for one in of_role])}" if len(self.places[role]) > 1 else ""
+                said.append(f"follower of {role.value}{number}" + (f" on {gpus} GPU{'s' if gpus > 1 else ''}" if gpus else ""))
+        return said
+
 
 def demand_of(config: Config, nodes: Sequence[Node], *, with_training: bool) -> Demand:
     """What a run has to place. A device `auto` is a GPU where any of the nodes has one.
 
     Raises:
-        ConfigError: A device needs a GPU that no node has.
+        ConfigError: A device needs a GPU that no node has, or instances cannot be on CPUs as they are.
     """
     rollout = config.gen_actor_rollout_ref.rollout
     has_gpus = any(node.machine.num_gpus for node in nodes)
     rank_device = resolved(config.trainer.device, has_gpus, "trainer.device") if with_training else CPU
-    sizes = instance_sizes(config)
+    sizes, num_nodes = instance_sizes(config), instance_nodes(config)
     num_validation = config.psrl.deployment.num_validation_instances if with_training else 0
     device = CPU if rollout.name == "scripted" else resolved(rollout.device, has_gpus, "gen_actor_rollout_ref.rollout.device")
+    if device == CPU:
+        check_on_cpus(config)
     return Demand(
         num_ranks=config.trainer.num_workers if with_training else 0,
         rank_gpus=int(rank_device == CUDA),
         instance_gpus=sizes if device == CUDA else (0,) * rollout.num_replicas,
         validation_gpus=(sizes[0] if device == CUDA else 0,) * num_validation,
+        instance_nodes=num_nodes,
+        validation_nodes=num_nodes[:1] * num_validation,
         num_agent_workers=rollout.agent.num_workers,
         num_storage_units=config.transfer_queue.num_data_storage_units,
         has_gateway=starts_gateway(config),
@@ -168,8 +228,8 @@ def place(demand: Demand, nodes: Sequence[Node]) -> Placement:
     anchor = ranks[0] if ranks else 0
     if shares:
         room.free_gpus = [node.machine.num_gpus for node in nodes]  # once more, for the instances
-    replicas = _replicas(demand.instance_gpus, room)
-    validating = _replicas(demand.validation_gpus, room)
+    replicas, validating = (_replicas(demand, role, room) for role in REPLICAS)
+    firsts = tuple(places[0] for places in replicas)
     return Placement(
         nodes=tuple(nodes),
         demand=demand,
@@ -177,9 +237,10 @@ def place(demand: Demand, nodes: Sequence[Node]) -> Placement:
             Role.TRAIN_WORKER: ranks,
             Role.PARAMETER_SERVER: (anchor,),
             Role.STORAGE: (anchor,) * demand.num_storage_units,
-            Role.REPLICA: replicas,
-            Role.VALIDATION_REPLICA: validating,
-            Role.AGENT_WORKER: _agent_workers(demand.num_agent_workers, room, replicas),
+            Role.REPLICA: firsts,
+            Role.VALIDATION_REPLICA: tuple(places[0] for places in validating),
+            Role.FOLLOWER: tuple(place for places in (*replicas, *validating) for place in places[1:]),
+            Role.AGENT_WORKER: _agent_workers(demand.num_agent_workers, room, firsts),
             Role.GATEWAY: (0,) if demand.has_gateway else (),
         },
         shares_gpus=shares,
@@ -267,27 +328,40 @@ def _capacity(room: Room, node: int, gpus: int, extra_cpus: int) -> int:
     return min(cpus, room.free_gpus[node]) if gpus else cpus
 
 
-def _replicas(sizes: Sequence[int], room: Room) -> tuple[int, ...]:
-    """The largest first. With GPUs where the least is left over, so that large ones find room; without, where the fewest compute."""
-    places = dict.fromkeys(range(len(sizes)), 0)
-    for index in sorted(places, key=lambda index: -sizes[index]):
-        places[index] = place_replica(room, sizes[index])
-    return tuple(places.values())
+def _replicas(demand: Demand, role: Role, room: Room) -> list[tuple[int, ...]]:
+    """Nodes of each replica. The largest first. With GPUs where the least is left over, so that large ones find room; without, where the
+    fewest compute."""
+    num_nodes = demand.nodes_of(role)
+    sizes = [demand.gpus_on_node(role, index) for index in range(len(num_nodes))]
+    places: dict[int, tuple[int, ...]] = dict.fromkeys(range(len(sizes)), ())
+    for index in sorted(places, key=lambda index: (-sizes[index], -num_nodes[index])):
+        places[index] = place_replica(room, sizes[index], num_nodes=num_nodes[index])
+    return list(places.values())
 
 
-def place_replica(room: Room, gpus: int) -> int:
-    """The node of one replica.
+def place_replica(room: Room, gpus: int, *, num_nodes: int = 1) -> tuple[int, ...]:
+    """The nodes of one replica, `gpus` of each; it serves on the first.
 
     Raises:
-        ConfigError: No node has room.
+        ConfigError: Too few nodes have room.
     """
-    holding = room.holding(gpus=gpus)
-    if not holding:
-        have = ", ".join(f"{node.name} {free} of {node.machine.num_gpus}" for node, free in zip(room.nodes, room.free_gpus, strict=True))
-        rule = f"no node has {gpus} free GPUs and a logical CPU for an instance; free GPUs are: {have}"
-        raise ConfigError(key="psrl.deployment.gpus_per_instance", value=gpus, rule=rule, fix="make instances smaller, or add nodes")
-    node = min(holding, key=lambda node: (room.free_gpus[node] if gpus else room.load(node), node))
-    return room.take(node, gpus=gpus, is_computing=gpus == 0)
+    places: list[int] = []
+    for _ in range(num_nodes):
+        holding = [node for node in room.holding(gpus=gpus) if node not in places]
+        if not holding:
+            _refuse_replica(room, gpus, num_nodes)
+        node = min(holding, key=lambda node: (room.free_gpus[node] if gpus else room.load(node), node))
+        places.append(room.take(node, gpus=gpus, is_computing=gpus == 0))
+    return tuple(places)
+
+
+def _refuse_replica(room: Room, gpus: int, num_nodes: int) -> NoReturn:
+    have = ", ".join(f"{node.name} {free} of {node.machine.num_gpus}" for node, free in zip(room.nodes, room.free_gpus, strict=True))
+    if num_nodes > 1:
+        rule = f"no {num_nodes} nodes have {gpus} free GPUs and a logical CPU each for an instance; free GPUs are: {have}"
+        raise ConfigError(key="psrl.deployment.nodes_per_instance", value=num_nodes, rule=rule, fix="set fewer, or add nodes")
+    rule = f"no node has {gpus} free GPUs and a logical CPU for an instance; free GPUs are: {have}"
+    raise ConfigError(key="psrl.deployment.gpus_per_instance", value=gpus, rule=rule, fix="make instances smaller, or add nodes")
 
 
 def _agent_workers(count: int, room: Room, replicas: Sequence[int]) -> tuple[int, ...]:

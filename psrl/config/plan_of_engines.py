@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from psrl.config.deployment_checks import instance_nodes
 from psrl.config.machine import Machine
 from psrl.config.model_size import DTYPE_BYTES, ModelSize, kv_cache_bytes
 from psrl.config.planned_process import MIB, PROCESS_BYTES, PlannedProcess, threads_of
@@ -12,14 +13,15 @@ WEIGHT_VERSIONS_KEPT = 2
 
 
 def engine_replicas(config: Config, machine: Machine, size: ModelSize) -> PlannedProcess:
-    """The servers that generate, training and validation together."""
-    rollout = config.gen_actor_rollout_ref.rollout
-    count = rollout.num_replicas + config.psrl.deployment.num_validation_instances
+    """The servers that generate, training and validation together; one that spans nodes counts once on each, with its share of the work."""
+    rollout, num_nodes = config.gen_actor_rollout_ref.rollout, instance_nodes(config)
+    count = sum(num_nodes) + num_nodes[0] * config.psrl.deployment.num_validation_instances
     num_computing = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+    num_computing = max(1, num_computing // min(num_nodes))
     if rollout.name == "scripted":
         memory, reason = PROCESS_BYTES["plain"], "answers from a script"
     else:
-        memory, reason = _engine_memory(config, size, num_computing)
+        memory, reason = _engine_memory(config, size, num_computing, min(num_nodes))
     return PlannedProcess(
         role=f"{rollout.name} engine",
         count=count,
@@ -30,15 +32,15 @@ def engine_replicas(config: Config, machine: Machine, size: ModelSize) -> Planne
     )
 
 
-def _engine_memory(config: Config, size: ModelSize, num_computing: int) -> tuple[int, str]:
-    """Of a replica that computes, on a CPU, and what most of it is for."""
+def _engine_memory(config: Config, size: ModelSize, num_computing: int, num_nodes: int) -> tuple[int, str]:
+    """Of a replica that computes, on a CPU and on one of its nodes, and what most of it is for."""
     rollout, val = config.gen_actor_rollout_ref.rollout, config.train_actor_rollout_ref.rollout
     dtype = config.train_actor_rollout_ref.model.served_dtype
     longest = max(each.prompt_length + each.response_length for each in (rollout, val))
     # vLLM has room for as many ended turns as run at once; the torch engine plans with what running ones fill.
     num_slots = rollout.max_num_seqs * (2 if rollout.name == "vllm" else 1)
-    cache = kv_cache_bytes(size, num_slots=num_slots, num_tokens=longest, dtype=dtype) * rollout.data_parallel_size
-    weights = 2 * size.num_parameters * DTYPE_BYTES[dtype] * rollout.data_parallel_size
+    cache = kv_cache_bytes(size, num_slots=num_slots, num_tokens=longest, dtype=dtype) * rollout.data_parallel_size // num_nodes
+    weights = 2 * size.num_parameters * DTYPE_BYTES[dtype] * rollout.data_parallel_size // num_nodes
     logits = rollout.max_num_seqs * size.vocab_size * 4 * 3
     reason = f"weights twice while they are read from the disk {weights / MIB:.0f} MiB; KV cache {cache / MIB:.0f} MiB"
     processes = PROCESS_BYTES["torch"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from psrl.config.deployment import one_for_each
 from psrl.config.machine import Machine
-from psrl.config.placement import Node, Placement, Role, demand_of, place
+from psrl.config.placement import REPLICAS, Node, Placement, Role, demand_of, place
 from psrl.config.plan import Plan, checked, planned_processes
 from psrl.config.plan_of_cards import check_cards
 from psrl.config.plan_of_engines import WEIGHT_VERSIONS_KEPT
@@ -98,7 +98,7 @@ def _rows_of(config: Config, placement: Placement, index: int, *, with_training:
     """What the plan of the whole run says of each kind of process, with as many of it as lie on one node."""
     rows = []
     agents = placement.count(Role.AGENT_WORKER, index)
-    num_replicas = placement.count(Role.REPLICA, index) + placement.count(Role.VALIDATION_REPLICA, index)
+    num_replicas = sum(placement.count(role, index) for role in (*REPLICAS, Role.FOLLOWER))
     cores = placement.nodes[index].machine.num_cores
     # What has GPUs has them wherever it is, also where this node has none.
     machine = replace(placement.nodes[index].machine, num_gpus=max(node.machine.num_gpus for node in placement.nodes))

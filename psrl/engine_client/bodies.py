@@ -93,6 +93,7 @@ def manifest_from_json(raw: dict[str, Any]) -> WeightManifest:
             total_bytes=int(raw["total_bytes"]),
             checksum=str(raw["checksum"]),
             location=dict(raw["location"]),
+            follower_locations=tuple(dict(one) for one in raw.get("follower_locations", ())),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(f"weight manifest cannot be read: {type(error).__name__}: {error}") from error

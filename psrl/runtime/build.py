@@ -158,6 +158,7 @@ class _Makers:
                 weight_sync_s=sync_s,
                 host=self._places.host(role, index),
                 port=0 if is_elsewhere else port,
+                followers=self._places.followers(role, index),
             )
 
         return KeptReplica(
@@ -167,6 +168,7 @@ class _Makers:
             parameter_server=parameter_server,
             sync_s=sync_s + drain_s,
             stuck_after_s=rollout.request_timeout_s,
+            num_nodes=self._places.num_nodes(role, index),
             limits=self._limits,
             died=self._reports.died,
             note=self._reports.note,
@@ -204,7 +206,7 @@ class _Makers:
         """Whether what is started again goes to another node, because its own is lost."""
         is_elsewhere = self._places.settle(role, index)
         if is_elsewhere:
-            self._reports.note(f"{role.value} {index} goes to {self._places.address(role, index)}: its node is lost")
+            self._reports.note(f"{role.value} {index} goes to {' and '.join(self._places.addresses(role, index))}: its node is lost")
         return is_elsewhere
 
     def _kept(self, name: str, make: Make, prepare: Prepare, *, has_watch: bool = False) -> KeptActor:
@@ -231,7 +233,7 @@ def rollout_of(config: Config, role: Role, index: int, places: Places) -> Rollou
     return replace(
         rollout,
         device=places.device(role, index),
-        num_threads=rollout.num_threads or max(1, places.threads(role, index) // size),
+        num_threads=rollout.num_threads or max(1, places.threads(role, index) // (size // places.num_nodes(role, index))),
         tensor_model_parallel_size=size // inner,
     )
 

@@ -5,24 +5,41 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from psrl.config.model import ModelConfig
 from psrl.config.rollout import RolloutConfig
 from psrl.errors import ConfigError
 from psrl.runtime.devices import resolved_device
+from psrl.runtime.placement import interface_of
 
 VLLM_VENV = ".venv-vllm"
 """Beside the virtual environment that psrl runs in."""
 
 
-def engine_command(model: ModelConfig, rollout: RolloutConfig) -> list[str]:
-    """Command line of the engine that `rollout.name` chooses. ConfigError: it is not installed."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeOfInstance:
+    """One node of an instance that spans several, for one start of it."""
+
+    num_nodes: int
+    rank: int
+    """0 serves; the others follow."""
+    address: str
+    """At which the other nodes reach this one; a private one."""
+    meeting_address: str
+    """Of the first node."""
+    meeting_port: int
+    """A free one there, another for each start."""
+
+
+def engine_command(model: ModelConfig, rollout: RolloutConfig, *, node: NodeOfInstance | None = None) -> list[str]:
+    """Command line of the engine that `rollout.name` chooses, on the machine that it will run on. ConfigError: it is not installed."""
     if rollout.name == "scripted":
         assert rollout.script_path is not None, "cross checks ask for script_path"
         slots = ("--max-num-seqs", str(rollout.max_num_seqs))
         return [sys.executable, "-m", "psrl.engines.scripted", "--script", rollout.script_path, *slots]
-    return _vllm_command(model, rollout) if rollout.name == "vllm" else _torch_command(model, rollout)
+    return _vllm_command(model, rollout, node) if rollout.name == "vllm" else _torch_command(model, rollout)
 
 
 def _torch_command(model: ModelConfig, rollout: RolloutConfig) -> list[str]:
@@ -33,8 +50,9 @@ def _torch_command(model: ModelConfig, rollout: RolloutConfig) -> list[str]:
     ]
 
 
-def _vllm_command(model: ModelConfig, rollout: RolloutConfig) -> list[str]:
+def _vllm_command(model: ModelConfig, rollout: RolloutConfig, node: NodeOfInstance | None) -> list[str]:
     num_processes = rollout.tensor_model_parallel_size * rollout.pipeline_model_parallel_size * rollout.data_parallel_size
+    num_processes //= 1 if node is None else node.num_nodes
     return [
         *(vllm_python(rollout), "-m", "psrl.engines.vllm"),
         *_shared_arguments(model, rollout),
@@ -46,6 +64,16 @@ def _vllm_command(model: ModelConfig, rollout: RolloutConfig) -> list[str]:
         *("--max-num-batched-tokens", str(rollout.max_num_batched_tokens)),
         "--enforce-eager" if rollout.enforce_eager else "--no-enforce-eager",
         "--enable-prefix-caching" if rollout.enable_prefix_caching else "--no-enable-prefix-caching",
+        *(() if node is None else _node_arguments(node)),
+    ]
+
+
+def _node_arguments(node: NodeOfInstance) -> list[str]:
+    interface = interface_of(node.address)
+    return [
+        *("--num-nodes", str(node.num_nodes), "--node-rank", str(node.rank), "--node-address", node.address),
+        *("--meeting-address", node.meeting_address, "--meeting-port", str(node.meeting_port)),
+        *(() if interface is None else ("--node-interface", interface)),
     ]
 
 

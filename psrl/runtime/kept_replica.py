@@ -1,6 +1,7 @@
 """An engine replica that is started again when it dies or falls silent, on its own address, and serves nothing before it has the weights.
 
-Two processes can die: the server, which its actor starts again, and the actor, which takes the server with it.
+Two processes can die: the server, which its actor starts again, and the actor, which takes the server with it. A replica that spans nodes
+has more of both kinds; whichever of them dies, all are made anew.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ class KeptReplica(KeptActor):
         parameter_server: ParameterServer,
         sync_s: float,
         stuck_after_s: float,
+        num_nodes: int = 1,
         limits: KeptLimits,
         died: Died,
         note: Callable[[str], None],
@@ -54,6 +56,7 @@ class KeptReplica(KeptActor):
         self._parameter_server = parameter_server
         self._sync_s = sync_s
         self._stuck_after_s = stuck_after_s
+        self._num_nodes = num_nodes
         self.version = PolicyVersion(0)
         """What it serves, or served when it died."""
         self.brought = Flow()
@@ -109,7 +112,7 @@ class KeptReplica(KeptActor):
                 return f"it {has} for {self._stuck_after_s:g} s"
 
     async def _start_again(self) -> None:
-        if await self.answers(self.handle):
+        if self._num_nodes == 1 and await self.answers(self.handle):
             await answer_of(f"start of {self.name}", self.handle.restart.remote(), self._limits.startup_s)
         else:
             await self._replace()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,13 +14,13 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from psrl.config.placement import CONTROLLER_CPUS, Node, Placement, Role, Room, place_agent_worker, place_replica
+from psrl.config.placement import CONTROLLER_CPUS, REPLICAS, Node, Placement, Role, Room, place_agent_worker, place_replica
 from psrl.errors import ConfigError, ProcessDiedError
 
 LOOPBACK = "127.0.0.1"
 ANSWER_S = 1.0
 """A raylet that takes no connection for so long is gone; Ray itself needs some fifteen seconds to say so."""
-REPLICAS = (Role.REPLICA, Role.VALIDATION_REPLICA)
+GENERATING = (*REPLICAS, Role.FOLLOWER)
 RANK_SHARE, REPLICA_SHARE = 0.6, 0.4
 """Of a GPU, to Ray, where a train worker and a replica have it together. Ray fills the GPU that has the least left: two halves could be
 two ranks, which NCCL refuses. With more than half each, ranks are apart; replicas, which come after them, then fit only what ranks left."""
@@ -42,6 +42,16 @@ class RayNode:
         except OSError:
             return False
         return True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FollowerPlace:
+    """Where a replica that spans nodes has one of its followers."""
+
+    options: dict[str, Any]
+    """Ray's."""
+    host: str
+    """Address of its node."""
 
 
 class Places:
@@ -94,8 +104,17 @@ class Places:
     def threads(self, role: Role, index: int) -> int:
         """Cores of the node, shared among its processes of this kind."""
         place = self._places[role][index]
-        roles = REPLICAS if role in REPLICAS else (role,)
+        roles = GENERATING if role in GENERATING else (role,)
         return max(1, self._placement.nodes[place].machine.num_cores // sum(self._places[each].count(place) for each in roles))
+
+    def num_nodes(self, role: Role, index: int) -> int:
+        """That a replica spans."""
+        return self._placement.demand.nodes_of(role)[index]
+
+    def followers(self, role: Role, index: int) -> list[FollowerPlace]:
+        """Of one replica, by node rank."""
+        of_it = self._followers_of(role, index)
+        return [FollowerPlace(options=self.options(Role.FOLLOWER, one), host=self.address(Role.FOLLOWER, one)) for one in of_it]
 
     def count(self, role: Role) -> int:
         """Processes of a kind."""
@@ -105,6 +124,11 @@ class Places:
         """Of the node of one process."""
         return self._ray_nodes[self._places[role][index]].address
 
+    def addresses(self, role: Role, index: int) -> list[str]:
+        """Of the nodes of one process: several for a replica that spans them."""
+        followers = self._followers_of(role, index)
+        return [self.address(role, index), *(self.address(Role.FOLLOWER, one) for one in followers)]
+
     def host(self, role: Role, index: int) -> str:
         """Where one process listens."""
         return self.address(role, index) if self.spans_nodes else LOOPBACK
@@ -112,22 +136,30 @@ class Places:
     def settle(self, role: Role, index: int) -> bool:
         """Before a replica or an agent worker is started again: another place where its node is lost. Whether it has another one now.
 
+        A replica that spans nodes gets all of its places anew where one of them is lost.
+
         Raises:
             ProcessDiedError: No node that lives has room.
         """
-        if not self.spans_nodes or (alive := self._alive(self._ray_nodes))[self._places[role][index]]:
+        if not self.spans_nodes:
             return False
-        room = self._room_on(alive, role, index)
+        alive, followers = self._alive(self._ray_nodes), self._followers_of(role, index)
+        held = [self._places[role][index], *(self._places[Role.FOLLOWER][one] for one in followers)]
+        if all(alive[place] for place in held):
+            return False
+        room = self._room_on(alive, {(role, index), *((Role.FOLLOWER, one) for one in followers)})
         try:
             if role in REPLICAS:
-                place = place_replica(room, self._placement.gpus_of(role, index))
+                places = place_replica(room, self._placement.gpus_of(role, index), num_nodes=self.num_nodes(role, index))
             else:
                 others = [place for other, place in enumerate(self._places[role]) if other != index and alive[place]]
-                place = place_agent_worker(room, [place for place in self._places[Role.REPLICA] if alive[place]], others)
+                places = (place_agent_worker(room, [place for place in self._places[Role.REPLICA] if alive[place]], others),)
         except ConfigError as error:
-            lost = self.address(role, index)
+            lost = next(self._ray_nodes[place].address for place in held if not alive[place])
             raise ProcessDiedError(f"node {lost} of {role.value} {index} is lost, and no other has room: {error.rule}") from error
-        self._places[role][index] = place
+        self._places[role][index] = places[0]
+        for one, place in zip(followers, places[1:], strict=True):
+            self._places[Role.FOLLOWER][one] = place
         return True
 
     def lines(self) -> list[str]:
@@ -137,6 +169,11 @@ class Places:
             return now.lines()
         return [*now.lines(), "servers listen on their nodes' addresses, without keys: the network between the nodes must be private"]
 
+    def _followers_of(self, role: Role, index: int) -> list[int]:
+        """Their indices, by node rank."""
+        followers = self._placement.demand.followers
+        return [one for one, follower in enumerate(followers) if (follower.role, follower.index) == (role, index)]
+
     def _share(self, role: Role, index: int) -> float:
         """Of each of its GPUs. On a node with more replicas than ranks, those that find no rank beside them have theirs alone."""
         if role not in REPLICAS:
@@ -145,19 +182,19 @@ class Places:
         here = [(each, other) for each in REPLICAS for other, place in enumerate(self._places[each]) if place == node]
         return REPLICA_SHARE if here.index((role, index)) < self._places[Role.TRAIN_WORKER].count(node) else 1.0
 
-    def _room_on(self, alive: Sequence[bool], leaving: Role, index: int) -> Room:
-        """What is free on nodes that live, without the process that goes."""
+    def _room_on(self, alive: Sequence[bool], leaving: Collection[tuple[Role, int]]) -> Room:
+        """What is free on nodes that live, without the processes that go."""
         nodes = [node if lives else _without_room(node) for node, lives in zip(self._placement.nodes, alive, strict=True)]
         room = Room(nodes)
         if alive[0]:
             room.take(0, cpus=CONTROLLER_CPUS)
         for role, places in self._places.items():
             for process, place in enumerate(places):
-                if alive[place] and role is not Role.GATEWAY and (role, process) != (leaving, index):
+                if alive[place] and role is not Role.GATEWAY and (role, process) not in leaving:
                     # Where GPUs are shared, replicas find those of train workers free.
-                    is_counted = role in REPLICAS or not self._placement.shares_gpus
+                    is_counted = role in GENERATING or not self._placement.shares_gpus
                     gpus = self._placement.gpus_of(role, process) if is_counted else 0
-                    room.take(place, gpus=gpus, is_computing=role in (*REPLICAS, Role.TRAIN_WORKER) and gpus == 0)
+                    room.take(place, gpus=gpus, is_computing=role in (*GENERATING, Role.TRAIN_WORKER) and gpus == 0)
         return room
 
 

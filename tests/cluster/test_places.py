@@ -66,6 +66,35 @@ def test_what_is_started_again_stays_while_its_node_lives_and_goes_to_another_wh
     )
 
 
+def test_a_replica_over_nodes_is_placed_anew_as_a_whole_where_one_of_them_is_lost():
+    nodes = [node("a", cpus=16, gpus=2), node("b", cpus=16, gpus=2), node("c", cpus=16, gpus=2)]
+    places, alive = places_of(nodes, demand(num_ranks=0, instance_gpus=(4, 1), instance_nodes=(2, 1)))
+    assert places.addresses(Role.REPLICA, 0) == ["10.0.0.1", "10.0.0.2"]
+    (follower,) = places.followers(Role.REPLICA, 0)
+    assert (follower.host, follower.options["num_gpus"], follower.options["scheduling_strategy"].node_id) == (
+        "10.0.0.2",
+        2,
+        NODE_ID.format(2),
+    )
+    assert places.followers(Role.REPLICA, 1) == []
+    assert (places.num_nodes(Role.REPLICA, 0), places.num_nodes(Role.REPLICA, 1)) == (2, 1)
+    assert not places.settle(Role.REPLICA, 0)
+    alive[1] = False
+    with pytest.raises(
+        ProcessDiedError, match=r"node 10\.0\.0\.2 of engine replica 0 is lost.*no 2 nodes have 2 free GPUs.*a 0 of 2, b 0 of 0, c 1 of 2"
+    ):
+        places.settle(Role.REPLICA, 0)
+
+
+def test_a_replica_over_nodes_goes_where_there_is_room_for_all_of_it():
+    places, alive = places_of([node(name, cpus=16) for name in "abcd"], demand(instance_gpus=(0,), instance_nodes=(2,)))
+    assert places.addresses(Role.REPLICA, 0) == ["10.0.0.2", "10.0.0.3"]
+    alive[2] = False
+    assert places.settle(Role.REPLICA, 0)
+    assert places.addresses(Role.REPLICA, 0) == ["10.0.0.2", "10.0.0.4"]
+    assert places.threads(Role.REPLICA, 0) == places.threads(Role.FOLLOWER, 0) == 16
+
+
 def test_a_replica_finds_no_room_where_gpus_are_taken():
     nodes = [node("a", cpus=16, gpus=1), node("b", cpus=16, gpus=2), node("c", cpus=16, gpus=1)]
     places, alive = places_of(nodes, demand(rank_gpus=1, instance_gpus=(2, 1)))

@@ -16,7 +16,7 @@ READ_THROUGH_A_PROPERTY = {"train_actor_rollout_ref.model.compute_dtype": "serve
 READ_BY_THE_PLAN = tuple(
     f"psrl.deployment.{name}"
     for name in (
-        *("num_instances", "num_validation_instances", "gpus_per_instance", "share_gpus"),
+        *("num_instances", "num_validation_instances", "gpus_per_instance", "nodes_per_instance", "share_gpus"),
         *("cores_per_node", "memory_gib_per_node", "gpus_per_node", "gpu_memory_gib"),
     )
 )

@@ -18,7 +18,7 @@ from psrl.parameter_server.push import publish_tensors
 from psrl.processes.child import ChildProcess
 from psrl.runtime.engines import vllm_python
 from psrl.types import FinishReason, GenerateRequest, SamplingParams
-from tests.engines.conftest import VLLM_START_S
+from tests.engines.conftest import VLLM_START_S, serve
 from tests.engines.test_engine_contract import begun_turn, with_replica
 from tests.engines.tiny_models import save_tiny_qwen3
 
@@ -224,3 +224,20 @@ def test_a_replica_reports_what_it_serves_from_its_start(vllm_url):
 
     info = with_replica(vllm_url, body)
     assert info["num_matched"] == info["num_expected"] == 24
+
+
+@pytest.mark.parametrize("how", [("--pipeline-parallel-size", "2"), ("--no-enforce-eager",)], ids=["two pipeline stages", "compiled"])
+def test_an_engine_of_another_shape_serves_and_takes_weights_as_the_plain_one(qwen3_folder, other_folder, tmp_path, how):
+    """On CPUs vLLM leaves a later stage without the tensors that it receives its inputs in, unless it compiles (`psrl_begin`)."""
+
+    async def body(replica):
+        before = await replica.generate(turn())
+        await serve_version(replica, other_folder)
+        return before, await replica.generate(turn())
+
+    python = vllm_python(RolloutConfig(name="vllm"))
+    argv = [python, "-m", "psrl.engines.vllm", "--model-path", str(qwen3_folder), "--max-model-len", "256", "--max-num-seqs", "2", *how]
+    for url in serve(argv, tmp_path, start_s=VLLM_START_S):
+        for sampled, folder in zip(with_replica(url, body), (qwen3_folder, other_folder), strict=True):
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            assert sampled.logprobs == pytest.approx(reference_logprobs(model, PROMPT, sampled.token_ids), abs=1e-4)

@@ -1,21 +1,25 @@
 """What surrounds vLLM in its engine, without vLLM."""
 
 import dataclasses
+import itertools
 import shutil
 import sys
 
+import orjson
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from psrl.config.model import ModelConfig
 from psrl.config.rollout import RolloutConfig
+from psrl.engine_client.bodies import manifest_from_json, manifest_to_json
 from psrl.engines.vllm.seeds import vllm_seed
 from psrl.engines.vllm.update import check_shapes, checked_report, shapes_of_folder
+from psrl.engines.vllm.worker_extension import on_node
 from psrl.errors import ConfigError, EngineError, WeightSyncError
 from psrl.parameter_server.layout import lay_out
 from psrl.parameter_server.push import publish_tensors
-from psrl.runtime.engines import engine_command, vllm_python
+from psrl.runtime.engines import NodeOfInstance, engine_command, vllm_python
 
 SHAPES = {"a.weight": (2, 3), "b.weight": (4,)}
 
@@ -104,6 +108,30 @@ def test_the_command_gives_the_machines_cores_out_among_all_processes_that_compu
     assert command[:3] == [str(python), "-m", "psrl.engines.vllm"]
     assert command[command.index("--num-threads") + 1] == "4"  # 16 cores, 2 replicas of 2 processes
     assert command[command.index("--tensor-parallel-size") + 1] == "2"
+
+
+def test_each_node_of_an_instance_is_told_where_the_others_meet(tmp_path):
+    python = tmp_path / "python"
+    python.touch()
+    rollout = RolloutConfig(name="vllm", engine_python=str(python), tensor_model_parallel_size=4, num_threads=3, device="cpu")
+    node = NodeOfInstance(num_nodes=2, rank=1, address="127.0.0.1", meeting_address="10.0.0.1", meeting_port=1234)
+    command = engine_command(ModelConfig(path="m"), rollout, node=node)
+    said = {name: value for name, value in itertools.pairwise(command) if name.startswith("--")}
+    assert (said["--num-nodes"], said["--node-rank"], said["--node-address"]) == ("2", "1", "127.0.0.1")
+    assert (said["--meeting-address"], said["--meeting-port"]) == ("10.0.0.1", "1234")
+    assert said["--node-interface"].startswith("lo")
+    assert "--num-nodes" not in engine_command(ModelConfig(path="m"), rollout)
+
+
+def test_the_workers_of_each_node_find_a_version_at_its_own_place():
+    there = {"transport": "shared_memory", "path": "/proc/7/fd/3", "inode": "5"}
+    manifest = dataclasses.replace(manifest_of(a_weight=torch.ones(2, 3)), location=there | {"inode": "4"}, follower_locations=(there,))
+    carried = manifest_from_json(orjson.loads(orjson.dumps(manifest_to_json(manifest))))
+    assert carried == manifest
+    assert on_node(carried, 0) is carried
+    assert on_node(carried, 1).location == there
+    with pytest.raises(WeightSyncError, match="version 1 was not brought to node 2 of the instance"):
+        on_node(carried, 2)
 
 
 def test_without_vllm_the_error_names_the_command_that_installs_it(monkeypatch, tmp_path):

@@ -25,6 +25,10 @@ def main() -> int:
         die_with_parent(arguments.parent_pid, with_group=True)
     set_environment(arguments)
     try:
+        if arguments.node_rank:
+            from psrl.engines.vllm.follower import follow
+
+            return follow(engine_arguments(arguments), arguments)
         core = build_core(arguments)
     except (PsrlError, RuntimeError, ValueError, OSError) as error:  # vLLM's own start raises these
         print(f"vllm engine: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -44,6 +48,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
     parser.add_argument("--pipeline-parallel-size", type=int, default=1)
     parser.add_argument("--data-parallel-size", type=int, default=1)
+    parser.add_argument("--num-nodes", type=int, default=1, help="that this instance spans")
+    parser.add_argument("--node-rank", type=int, default=0, help="0 serves; the others hold workers for it")
+    parser.add_argument("--node-address", default="127.0.0.1", help="of this node, on a private network: the other nodes connect to it")
+    parser.add_argument("--node-interface", default=None, help="network interface with that address")
+    parser.add_argument("--meeting-address", default="127.0.0.1", help="the first node's")
+    parser.add_argument("--meeting-port", type=int, default=0, help="a free one of the first node")
     parser.add_argument("--gpu-memory-utilization", type=float, default=0.5)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--enforce-eager", action=argparse.BooleanOptionalAction, default=True)
@@ -55,6 +65,10 @@ def _arguments() -> argparse.Namespace:
 def set_environment(arguments: argparse.Namespace) -> None:
     """What vLLM and OpenMP read when they are imported, here and in vLLM's own processes."""
     os.environ.update(HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+    if arguments.num_nodes > 1:
+        os.environ["VLLM_HOST_IP"] = arguments.node_address
+        if arguments.node_interface is not None:
+            os.environ.update(GLOO_SOCKET_IFNAME=arguments.node_interface, NCCL_SOCKET_IFNAME=arguments.node_interface)
     if arguments.device != "cpu":
         return
     # Threads are given out by psrl; bound ones of two replicas would share one core, and waiting ones must leave it to others.
@@ -71,9 +85,18 @@ def build_core(arguments: argparse.Namespace):  # noqa: ANN201 (vLLM is imported
         EngineError: The model has no weights.
         ConfigError: Its config.json cannot be read.
     """
-    from vllm.engine.arg_utils import AsyncEngineArgs
-
     from psrl.engines.vllm.core import VllmCore
+
+    return VllmCore(engine_arguments(arguments), model_path=arguments.model_path)
+
+
+def engine_arguments(arguments: argparse.Namespace):  # noqa: ANN201 (as above)
+    """vLLM's own arguments, the same on all nodes of an instance but for the node's rank.
+
+    Raises:
+        ConfigError: The model's config.json cannot be read.
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
 
     is_cpu = arguments.device == "cpu"
     given = {
@@ -95,15 +118,17 @@ def build_core(arguments: argparse.Namespace):  # noqa: ANN201 (vLLM is imported
         given |= {"distributed_executor_backend": "uni"} if _world_size(arguments) == 1 else {}
     else:
         given |= {"gpu_memory_utilization": arguments.gpu_memory_utilization}
+    if arguments.num_nodes > 1:
+        given |= {"distributed_executor_backend": "mp", "nnodes": arguments.num_nodes, "node_rank": arguments.node_rank}
+        given |= {"master_addr": arguments.meeting_address, "master_port": arguments.meeting_port}
     print("vllm engine: " + ", ".join(f"{name}={value}" for name, value in given.items()), flush=True)
-    args = AsyncEngineArgs(
+    return AsyncEngineArgs(
         **given,
         skip_tokenizer_init=True,  # ids in, ids out
         generation_config="vllm",  # sampling is the request's alone, nothing of the model's folder
         worker_extension_cls="psrl.engines.vllm.worker_extension.PsrlWorker",
         disable_log_stats=True,
     )
-    return VllmCore(args, model_path=arguments.model_path)
 
 
 def cpu_cache_bytes(arguments: argparse.Namespace) -> int:

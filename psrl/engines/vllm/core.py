@@ -149,7 +149,7 @@ class VllmCore:
         engine = AsyncLLM.from_engine_args(arguments, stat_loggers=[self._counts.logger])
         await engine.get_supported_tasks()  # asked for once; from here on a request is known to vLLM within its task's first step
         await engine.update_weight_version(str(self._report.version))
-        await engine.collective_rpc("psrl_end_with_parent")
+        await engine.collective_rpc("psrl_begin")
         return engine
 
     def _begin(self, request: TurnRequest, on_done: TurnDone) -> None:
@@ -232,7 +232,9 @@ class VllmCore:
         async with self._updating:
             self._staged = None
             report = await asyncio.to_thread(checked_report, manifest, self._shapes)
-            self._raise_failed(await self._in_all_workers("psrl_stage", manifest_to_json(manifest)))
+            for answer in await self._in_all_workers("psrl_stage", manifest_to_json(manifest)):
+                if FAILED in answer:
+                    raise WeightSyncError(answer[FAILED])  # nobody has loaded anything
             self._staged = report
             return report
 

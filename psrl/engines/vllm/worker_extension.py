@@ -3,7 +3,7 @@
 Invariant: after every call the worker serves one whole version, or says `broken`. vLLM loads layer by layer into the tensors that it
 serves, so a load that ends half-way is undone by loading the version before.
 
-vLLM mixes this class into its worker (`worker_extension_cls`), so `self` also has the worker's `model_runner` and `device`. Imports
+vLLM mixes this class into its worker (`worker_extension_cls`), so `self` also has what the worker has, such as `model_runner`. Imports
 nothing of vLLM's before it is in a worker.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +20,13 @@ from safetensors import safe_open
 
 from psrl.engine_client.bodies import manifest_from_json
 from psrl.engines.torch.adapter import A_SUFFIX, B_SUFFIX, is_adapter
-from psrl.errors import PsrlError
+from psrl.errors import PsrlError, WeightSyncError
 from psrl.parameter_server.layout import read_tensors
 from psrl.parameter_server.transports.shared_memory import open_version
 from psrl.processes.serving import die_with_parent
 
 if TYPE_CHECKING:
+    from psrl.protocols import WeightManifest
     from psrl.types import PolicyVersion
 
 Tensors = dict[str, torch.Tensor]
@@ -38,21 +40,32 @@ class PsrlWorker:
     """Methods that the engine calls in all workers at once (`collective_rpc`). Answers are dicts; nothing is raised over the wire."""
 
     model_runner: Any
+    parallel_config: Any
     device: torch.device
     _psrl_staged: tuple[PolicyVersion, Tensors] | None = None
     _psrl_served: Tensors | None = None
     """Where the served version lies; None: in the model's folder."""
 
-    def psrl_end_with_parent(self) -> dict[str, Any]:
-        """End this process when its parent ends, also when that is killed."""
+    def psrl_begin(self) -> dict[str, Any]:
+        """Once, after vLLM's start: from now on this process ends when its parent ends, also when that is killed.
+
+        A CPU worker that computes a later part of a pipeline gets what it receives its inputs in: vLLM makes that in its warm-up, which
+        it leaves out where it compiles nothing, and dies with the first request.
+        """
+        from vllm.distributed import get_pp_group
+
         die_with_parent(os.getppid())
+        runner = self.model_runner
+        if self.device.type == "cpu" and not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            sizes = {"batch_size": runner.max_num_tokens, "dtype": runner.model_config.dtype, "device": self.device}
+            runner.intermediate_tensors = runner.get_model().make_empty_intermediate_tensors(**sizes)
         return {}
 
     def psrl_stage(self, manifest_json: dict[str, Any]) -> dict[str, Any]:
         """Map a version, so that it stays until it is committed. Costs no time: nothing is read yet."""
         self._psrl_staged = None
         try:
-            manifest = manifest_from_json(manifest_json)
+            manifest = on_node(manifest_from_json(manifest_json), self.parallel_config.node_rank)
             self._psrl_staged = (manifest.version, read_tensors(open_version(manifest), manifest))
         except PsrlError as error:
             return {FAILED: str(error)}
@@ -115,6 +128,19 @@ class PsrlWorker:
                     start, layer = opened.get_tensor(name), name.removesuffix(".weight")
                     a, b = tensors.get(layer + A_SUFFIX), tensors.get(layer + B_SUFFIX)
                     yield name, start if a is None or b is None else (start.float() + b.float() @ a.float()).to(start.dtype)
+
+
+def on_node(manifest: WeightManifest, node_rank: int) -> WeightManifest:
+    """With the place at which the workers of one of the instance's nodes find the version.
+
+    Raises:
+        WeightSyncError: It was not brought to that node.
+    """
+    if node_rank == 0:
+        return manifest
+    if node_rank > len(manifest.follower_locations):
+        raise WeightSyncError(f"version {manifest.version} was not brought to node {node_rank} of the instance")
+    return replace(manifest, location=manifest.follower_locations[node_rank - 1])
 
 
 def _pack_heads(model: torch.nn.Module) -> None:

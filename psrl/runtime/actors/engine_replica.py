@@ -1,10 +1,12 @@
-"""Ray shell of one engine replica: starts its server, watches it, and brings weights to it."""
+"""Ray shell of one engine replica: starts its server, watches it, and brings weights to it. Where the replica spans nodes, this is its
+first one, at which it serves; of the others it has followers.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,12 +16,15 @@ import ray
 from psrl.config.model import ModelConfig
 from psrl.config.rollout import RolloutConfig
 from psrl.engine_client.client import HttpReplica
-from psrl.errors import EngineError
+from psrl.errors import EngineError, PsrlError
 from psrl.processes.child import PORT_WAIT_S, ChildProcess
 from psrl.protocols import WeightManifest, WeightReport
 from psrl.runtime.actors.node_weights import NodeWeights
 from psrl.runtime.actors.pinged import Pinged
-from psrl.runtime.engines import engine_command
+from psrl.runtime.engines import NodeOfInstance, engine_command
+from psrl.runtime.followers import Followers, with_followers
+from psrl.runtime.placement import FollowerPlace
+from psrl.runtime.supervision import END_OF_TASKS_S, end_tasks, first_done
 from psrl.staleness import InstanceLoad
 from psrl.telemetry.flow import Flow
 from psrl.types import PolicyVersion
@@ -53,28 +58,48 @@ class EngineReplicaActor(Pinged):
         weight_sync_s: float,
         host: str = "127.0.0.1",
         port: int = 0,
+        followers: Sequence[FollowerPlace] = (),
     ) -> None:
         """Make it; nothing is started.
 
         `weight_sync_s` bounds each call of a sync to the server; a pause with `wait` lasts as long as the longest running turn.
         `host` and `port`: where the server listens, 0 takes a free one; a replica that takes another's place takes its port.
+        `followers`: the replica's further nodes. One that has any is started once, and made anew when it is lost.
         """
         self._name = f"engine replica {index}"
         self._rollout = rollout
         self._host = host
         self._weight_sync_s = weight_sync_s
-        self._command = engine_command(model, rollout)
+        self._model = model
         self._log_path = log_folder / f"engine-{index}.log"
-        self._process = self._new_process(port, is_paused=False)
+        self._port = port
+        self._process: ChildProcess | None = None
+        self._followers = Followers(self._name, followers, model=model, rollout=rollout, log_path=self._log_path)
         self._replica: HttpReplica | None = None
         self._node_weights = NodeWeights()
         self._syncing = asyncio.Lock()
 
     async def start(self, paused: bool = False) -> str:
-        """Start the server; its URL once it answers. With `paused` requests wait until `sync` or `resume`."""
-        if paused:
-            self._process = self._new_process(self._process.port, is_paused=True)
-        await self._process.start(self._rollout.startup_timeout_s)
+        """Start the server; its URL once it answers. With `paused` requests wait until `sync` or `resume`.
+
+        Raises:
+            ProcessDiedError: It, or a follower, ended or was not ready in time.
+            DeadlineError: A follower was not there in time.
+            ConfigError: The engine is not installed here.
+        """
+        nodes = self._followers.nodes(self._host)
+        self._process = self._new_process(nodes[0], is_paused=paused)
+        starts = [
+            asyncio.ensure_future(start) for start in (self._process.start(self._rollout.startup_timeout_s), *self._followers.starts(nodes))
+        ]
+        try:
+            await asyncio.gather(*starts)
+        except PsrlError:
+            await asyncio.to_thread(self._process.stop, 0.0)  # it may still wait for a follower
+            raise
+        finally:
+            await end_tasks(starts, END_OF_TASKS_S)
+        self._port = self._process.port
         if self._replica is None:
             timeouts = {"request_timeout_s": self._rollout.request_timeout_s, "control_timeout_s": self._weight_sync_s}
             self._replica = HttpReplica(self._process.url, **timeouts)
@@ -82,6 +107,7 @@ class EngineReplicaActor(Pinged):
 
     async def restart(self) -> str:
         """End what is left of the server and start another at the same URL, paused: it has the weights of the start."""
+        assert self._process is not None, "start() comes first"
         await asyncio.to_thread(self._process.stop, 0.0)
         async with self._syncing:  # a sync under way fails now; its last word, `resume`, must not reach the new server
             return await self.start(paused=True)
@@ -130,29 +156,37 @@ class EngineReplicaActor(Pinged):
         await self._replica.resume()
 
     async def watch(self) -> None:
-        """Never returns; raises when the server that runs now has ended or answers nothing.
+        """Never returns; raises when the server that runs now, or a follower, has ended or answers nothing.
 
         Raises:
-            EngineError: With what happened and the server's last words.
+            EngineError: With what happened and last words.
         """
-        raise EngineError(await self._process.lost())
+        assert self._process is not None, "start() comes first"
+        raise EngineError(await first_done((self._process.lost(), *self._followers.losses())))
 
     async def stop(self) -> None:
         """End the server."""
         if self._replica is not None:
             await self._replica.close()
-        await asyncio.to_thread(self._process.stop)
+        if self._process is not None:
+            await asyncio.to_thread(self._process.stop)
+        await self._followers.stop()
 
     @asynccontextmanager
     async def _pulled(self, parameter_server: ray.actor.ActorHandle, version: PolicyVersion) -> AsyncIterator[tuple[WeightManifest, Flow]]:
-        """The version where this node can map it; it stays there while the body runs."""
+        """The version where this node can map it, and where those of the followers can; it stays there while the body runs."""
         lease, manifest, writer = await parameter_server.begin_pull.remote(version)
         try:
-            yield await self._node_weights.local(manifest, writer)
+            (here, brought), others = await asyncio.gather(
+                self._node_weights.local(manifest, writer), self._followers.bring(manifest, writer)
+            )
+            for _, flow in others:
+                brought.join(flow)
+            yield with_followers(here, [there for there, _ in others]), brought
         finally:
             await parameter_server.end_pull.remote(lease)
 
-    def _new_process(self, port: int, *, is_paused: bool) -> ChildProcess:
-        argv = [*self._command, "--paused"] if is_paused else self._command
-        wait_s = PORT_WAIT_S if port else 0.0
-        return ChildProcess(self._name, argv, log_path=self._log_path, host=self._host, port=port, port_wait_s=wait_s)
+    def _new_process(self, node: NodeOfInstance | None, *, is_paused: bool) -> ChildProcess:
+        argv = [*engine_command(self._model, self._rollout, node=node), *(["--paused"] if is_paused else [])]
+        wait_s = PORT_WAIT_S if self._port else 0.0
+        return ChildProcess(self._name, argv, log_path=self._log_path, host=self._host, port=self._port, port_wait_s=wait_s)
