@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from psrl.errors import WeightSyncError
@@ -30,6 +30,8 @@ PS_MODE = "ps_mode"
 NUM_KEPT = 2
 READ_TIMEOUT_S = 120.0
 """Of a version by NIXL or NCCL; the lease of a pull is as long by default."""
+MAX_HOLDERS = 3
+"""Actors of a node that are asked for one version; two may have ended since the last."""
 CPU_REF, NCCL = "cpu_ref", "nccl"
 
 
@@ -54,27 +56,35 @@ class NodeWeights:
             manifest: As it was pushed.
             writer: Name of the train worker that has its bytes. Not a handle: to read one, a process imports all that the worker imports.
 
-        Waits for: the transfer, where nobody here has the version yet. Unblocked by: the writer, or its death.
+        Waits for: the transfer, where nobody here has the version yet. Unblocked by: the writer, or its death; with NIXL and NCCL also
+        by READ_TIMEOUT_S.
         """
         node = ray.get_runtime_context().get_node_id()
         if manifest.location[NODE] == node:
             return manifest, Flow()
-        if self._holder is not None:
+        for _ in range(MAX_HOLDERS):
+            if self._holder is None:
+                self._holder = _holder_on(node, manifest)
             try:
-                return await self._brought(self._holder, manifest, writer)
-            except RayActorError:
-                self._holder = None  # it ended with the replica that had made it
-        self._holder = NodeWeightsActor.options(
-            name=f"node-weights-{node}",
-            get_if_exists=True,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-            **(_card_of_this_process() if manifest.location[PS_MODE] == NCCL else {}),
-        ).remote()
-        return await self._brought(self._holder, manifest, writer)
+                brought: tuple[WeightManifest, Flow] = await self._holder.bring.remote(manifest, writer)
+                return brought
+            except RayActorError as error:
+                dead, self._holder = self._holder, None
+                if isinstance(error, RayTaskError):
+                    raise  # of another actor, which the holder asked
+                # It ended, by itself or with the replica that had made it. While that has a handle, Ray keeps the name for the dead.
+                ray.kill(dead)
+        raise WeightSyncError(f"version {manifest.version}: {MAX_HOLDERS} processes that hold weights on this node ended one after another")
 
-    async def _brought(self, holder: ray.actor.ActorHandle, manifest: WeightManifest, writer: str) -> tuple[WeightManifest, Flow]:
-        brought: tuple[WeightManifest, Flow] = await holder.bring.remote(manifest, writer)
-        return brought
+
+def _holder_on(node: str, manifest: WeightManifest) -> ray.actor.ActorHandle:
+    """The actor of a node, made where there is none."""
+    return NodeWeightsActor.options(
+        name=f"node-weights-{node}",
+        get_if_exists=True,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        **(_card_of_this_process() if manifest.location[PS_MODE] == NCCL else {}),
+    ).remote()
 
 
 def _card_of_this_process() -> dict[str, Any]:
