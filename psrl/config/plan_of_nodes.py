@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from psrl.config.deployment import one_for_each
 from psrl.config.machine import Machine
-from psrl.config.placement import REPLICAS, Node, Placement, Role, demand_of, place
+from psrl.config.nodes import Node
+from psrl.config.placement import REPLICAS, Placement, Role, demand_of, place
 from psrl.config.plan import Plan, checked, planned_processes
 from psrl.config.plan_of_cards import check_cards
 from psrl.config.plan_of_engines import WEIGHT_VERSIONS_KEPT

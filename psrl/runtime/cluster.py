@@ -20,7 +20,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from psrl.config.deployment_checks import LOCAL
 from psrl.config.machine import Machine
-from psrl.config.placement import Node, Placement, demand_of, place
+from psrl.config.nodes import Node
+from psrl.config.placement import Placement, demand_of, place
 from psrl.config.plan_of_nodes import PlanOfNodes, check_as_described, make_plan_of_nodes
 from psrl.config.tree import Config
 from psrl.errors import ConfigError, ProcessDiedError

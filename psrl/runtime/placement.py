@@ -14,7 +14,8 @@ import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from psrl.config.placement import CONTROLLER_CPUS, REPLICAS, Node, Placement, Role, Room, place_agent_worker, place_replica
+from psrl.config.nodes import Node, Room
+from psrl.config.placement import CONTROLLER_CPUS, REPLICAS, Placement, Role, place_agent_worker, place_replica
 from psrl.errors import ConfigError, ProcessDiedError
 
 LOOPBACK = "127.0.0.1"

@@ -6,7 +6,8 @@ import pytest
 import ray
 
 from psrl.config.machine import Machine
-from psrl.config.placement import Demand, Node, Role, place
+from psrl.config.nodes import Node
+from psrl.config.placement import Demand, Role, place
 from psrl.errors import ConfigError, ProcessDiedError
 from psrl.runtime.build import is_near
 from psrl.runtime.placement import LOOPBACK, Places, RayNode, interface_of

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from psrl.config.load import RECIPES_FOLDER, Purpose, load_config
 from psrl.config.machine import Machine
-from psrl.config.placement import Demand, Node, Role, place, spans_of
+from psrl.config.nodes import Node
+from psrl.config.placement import Demand, Role, place, spans_of
 from psrl.config.plan_of_nodes import check_as_described, described_nodes, make_plan_of_nodes
 from psrl.errors import ConfigError
 
