@@ -10,8 +10,8 @@ from ray.cluster_utils import Cluster
 
 import psrl.runtime  # noqa: F401 - sets the environment of what Ray starts
 
-SECOND_ADDRESS = "127.0.0.2"
-"""Of this machine's loopback network: a private address that is not the first node's."""
+SECOND_ADDRESS, THIRD_ADDRESS = "127.0.0.2", "127.0.0.3"
+"""Of this machine's loopback network: private addresses that are not the first node's."""
 CPUS = 16
 """Logical ones, of each node."""
 SETTINGS = ("psrl.ray_address={address}", "gen_actor_rollout_ref.rollout.num_threads=1", "train_actor_rollout_ref.actor.num_threads=1")
@@ -28,6 +28,10 @@ class TwoNodes:
     def add_second(self) -> None:
         """Start the second node; again, after it was killed."""
         self._second = self._cluster.add_node(num_cpus=CPUS, node_ip_address=SECOND_ADDRESS)
+
+    def add_third(self) -> None:
+        """Start one more, before a run joins."""
+        self._cluster.add_node(num_cpus=CPUS, node_ip_address=THIRD_ADDRESS)
 
     @property
     def address(self) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import time
 
 import psutil
 import pytest
@@ -12,7 +13,8 @@ from transformers import AutoModelForCausalLM
 
 from psrl.config.machine import Machine
 from psrl.config.model import ModelConfig
-from psrl.config.placement import Demand, Node, Role, place
+from psrl.config.nodes import Node
+from psrl.config.placement import Demand, Role, place
 from psrl.config.rollout import RolloutConfig
 from psrl.engine_client.client import HttpReplica
 from psrl.processes.kept import RestartLimit
@@ -27,10 +29,12 @@ from psrl.runtime.kept_replica import KeptReplica
 from psrl.runtime.parameter_server import ParameterServer
 from psrl.runtime.placement import Places
 from psrl.runtime.supervision import end_tasks
-from tests.cluster.nodes import CPUS, two_nodes
+from tests.cluster.nodes import CPUS, SECOND_ADDRESS, THIRD_ADDRESS, two_nodes
 from tests.engines.conftest import VLLM_START_S
 from tests.engines.test_vllm_engine import PROMPT, reference_logprobs, turn
 from tests.engines.tiny_models import save_tiny_qwen3
+from tests.faults.faulty_run import END_LIMIT_S, POLL_S, SMALL, FaultyRun
+from tests.runtime.command import start
 from tests.runtime.weight_kit import mapped_versions, train_worker
 
 pytestmark = pytest.mark.slow
@@ -170,3 +174,35 @@ def test_one_instance_serves_from_two_nodes_takes_weights_on_both_and_is_started
             assert not processes("psrl.engines.vllm")
         finally:
             ray.shutdown()
+
+
+def test_a_run_goes_on_with_its_instance_on_other_nodes_after_one_of_them_is_lost(tmp_path):
+    gen = "gen_actor_rollout_ref.rollout"
+    engine = (f"{gen}.name=vllm", f"{gen}.tensor_model_parallel_size=2", "psrl.deployment.nodes_per_instance=[2]", f"{gen}.max_num_seqs=16")
+    patience = (f"{gen}.startup_timeout_s={VLLM_START_S}", f"psrl.deadlines.startup_s={VLLM_START_S}", "psrl.deadlines.data_plane_s=300")
+    with two_nodes() as nodes:
+        nodes.add_third()
+        run = FaultyRun(tmp_path, "lost part of an instance", settings=(*engine, *patience, *nodes.settings()))
+        run.command = start(tmp_path, "train", run.recipe, *SMALL, f"trainer.default_local_dir={tmp_path}", *run.settings)
+        until_step(run, 2)
+        assert f"{SECOND_ADDRESS}: engine replica, agent worker" in run.now.log()
+        assert f"{THIRD_ADDRESS}: follower of engine replica" in run.now.log()
+        nodes.kill_second()
+        until_step(run, run.num_steps() + 2)
+        here = nodes.address.partition(":")[0]
+        assert f"engine replica 0 goes to {THIRD_ADDRESS} and {here}: its node is lost" in run.now.log()
+        gaps = [metrics["train/logprob_gap/max"] for metrics in run.metrics().values() if "train/logprob_gap/max" in metrics]
+        assert gaps and max(gaps) < 1e-2
+        run.now.interrupt()
+        run.now.output(END_LIMIT_S)
+        assert run.now.process.returncode == 0, run.now.log()
+        assert run.now.leftovers() == []
+
+
+def until_step(run, step) -> None:
+    """vLLM's start may fall into the wait."""
+    until = time.monotonic() + VLLM_START_S
+    while run.num_steps() < step:
+        assert run.now.process.poll() is None and time.monotonic() < until, run.now.log()
+        run.now.look()
+        time.sleep(POLL_S)

@@ -319,6 +319,7 @@ def effective_settings(config: VllmConfig) -> str:
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "data_parallel_size": parallel.data_parallel_size,
+        "nodes": parallel.nnodes,
         "executor": parallel.distributed_executor_backend,
         "max_num_seqs": scheduler.max_num_seqs,
         "max_num_batched_tokens": scheduler.max_num_batched_tokens,
