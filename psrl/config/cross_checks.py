@@ -22,6 +22,7 @@ from psrl.config.rollout import RolloutConfig
 from psrl.config.sandbox_checks import check_sandbox
 from psrl.config.size_checks import check_size
 from psrl.config.stored_checks import check_stored
+from psrl.config.transport_checks import check_transport
 from psrl.config.tree import Config
 from psrl.config.vllm_checks import VLLM_KEYS, check_vllm
 from psrl.errors import ConfigError
@@ -73,7 +74,7 @@ def check_combinations(config: Config, *, is_trained: bool = True) -> None:
     Raises:
         ConfigError: The first broken rule.
     """
-    training = (check_algorithm, _check_batches, _check_optimizer, _check_training_sampling) if is_trained else ()
+    training = (check_algorithm, _check_batches, _check_optimizer, _check_training_sampling, check_transport) if is_trained else ()
     for check in (_check_data, *training, _check_reward, _check_trainer):
         check(config)
     for rollout in ROLLOUTS:

@@ -15,6 +15,14 @@ GIB = 2**30
 CARD_SHARE = 0.95
 """Of a card's memory; the rest is the driver's, the libraries' and lost between blocks."""
 UTILIZATION = "gen_actor_rollout_ref.rollout.gpu_memory_utilization"
+STAGING_BYTES = 128 * 2**20
+"""Buffers of `transports.nccl` on each side; a test holds the two equal."""
+NCCL_BYTES = 256 * 2**20
+"""What NCCL holds for a group of two. An estimate: no GPU was at hand."""
+CUDA_CONTEXT_BYTES = 512 * 2**20
+"""Of a process on a card. An estimate, too."""
+BROUGHT = "weights"
+"""Role of what holds versions that were brought to a node."""
 TOKENS = "train_actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
 
 
@@ -56,7 +64,14 @@ def check_cards(config: Config, rows: tuple[PlannedProcess, ...], machine: Machi
         rule = f"of {machine.gpu_bytes / GIB:.0f} GiB is less than the weights of an instance take of each of its GPUs ({engine.reason})"
         fix = f"raise {UTILIZATION}, or give an instance more GPUs"
         raise ConfigError(key=UTILIZATION, value=rollout.gpu_memory_utilization, rule=rule, fix=fix)
-    held = sum(row.gpu_bytes for row in (trained, engine) if row is not None) if placement.shares_gpus else 0
+    brought = on_cards.pop(BROUGHT, None)
+    if engine is not None and brought is not None and engine.gpu_bytes + brought.gpu_bytes > available:
+        rule = (
+            f"needs {brought.gpu_bytes / GIB:.1f} GiB beside {engine.role} ({engine.reason}) on a card of {machine.gpu_bytes / GIB:.0f} GiB"
+        )
+        fix = "set psrl.ps_mode=cpu_ref" + (f", or lower {UTILIZATION}" if rollout.name == "vllm" else "")
+        raise ConfigError(key="psrl.ps_mode", value=config.psrl.ps_mode, rule=rule, fix=fix)
+    held = sum(row.gpu_bytes for row in (trained, engine, brought) if row is not None) if placement.shares_gpus else 0
     held = max([held, *(row.gpu_bytes for row in on_cards.values() if row.role == "train worker" or rollout.name != "vllm")])
     if held > available:
         what = " and ".join(f"{row.role} ({row.gpu_bytes / GIB:.1f} GiB, {row.reason})" for row in (trained, engine) if row is not None)

@@ -13,9 +13,10 @@ from psrl.config.machine import Machine
 from psrl.config.nodes import Node
 from psrl.config.placement import REPLICAS, Placement, Role, demand_of, place
 from psrl.config.plan import Plan, checked, planned_processes
-from psrl.config.plan_of_cards import check_cards
+from psrl.config.plan_of_cards import BROUGHT, CUDA_CONTEXT_BYTES, NCCL_BYTES, STAGING_BYTES, check_cards
 from psrl.config.plan_of_engines import WEIGHT_VERSIONS_KEPT
 from psrl.config.planned_process import PROCESS_BYTES, PlannedProcess
+from psrl.config.transport_checks import NCCL, check_transport_between, nodes_beyond_trainer
 from psrl.config.tree import Config
 from psrl.errors import ConfigError
 
@@ -61,6 +62,8 @@ def make_plan_of_nodes(config: Config, nodes: Sequence[Node], *, with_training: 
         ConfigError: They cannot; the message names the node.
     """
     placement = place(demand_of(config, nodes, with_training=with_training), nodes)
+    if with_training:
+        check_transport_between(config, placement)
     plans = {}
     for index, node in enumerate(nodes):
         rows = tuple(row for row in _rows_of(config, placement, index, with_training=with_training) if row.count)
@@ -118,11 +121,17 @@ def _rows_of(config: Config, placement: Placement, index: int, *, with_training:
         else:  # sandboxes and programs of episodes lie with the agent workers
             count = -(-row.count * agents // max(1, config.gen_actor_rollout_ref.rollout.agent.num_workers))
         rows.append(replace(row, count=count, num_cores=_cores_of(row, count, cores)))
+    is_sent_by_card = with_training and config.psrl.ps_mode == NCCL
+    if is_sent_by_card and placement.count(Role.PARAMETER_SERVER, index):  # of rank 0 alone, in equal rows
+        sent = (STAGING_BYTES + NCCL_BYTES) * len(nodes_beyond_trainer(placement))
+        rows = [replace(row, gpu_bytes=row.gpu_bytes + sent) if row.role == "train worker" else row for row in rows]
     if with_training and num_replicas and not placement.count(Role.PARAMETER_SERVER, index):
         server = next(row for row in whole if row.role == "parameter server")
         versions = server.memory_bytes - PROCESS_BYTES["plain"]
         reason = f"{WEIGHT_VERSIONS_KEPT} versions that were brought here, and one on its way, for the replicas of the node"
-        rows.append(replace(server, role="weights", count=1, memory_bytes=PROCESS_BYTES["torch"] + versions, reason=reason))
+        held = PROCESS_BYTES["torch"] + versions
+        on_card = CUDA_CONTEXT_BYTES + STAGING_BYTES + NCCL_BYTES if is_sent_by_card else 0
+        rows.append(replace(server, role=BROUGHT, count=1, memory_bytes=held, gpu_bytes=on_card, reason=reason))
     return rows
 
 

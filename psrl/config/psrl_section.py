@@ -44,8 +44,9 @@ class PsrlConfig:
     proactive_filter: ProactiveFilterConfig = field(default_factory=ProactiveFilterConfig)
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
     ps_mode: str = "cpu_ref"
-    """How weights travel: memory that a node's processes share, and between nodes Ray's object store (`cpu_ref`), or reads from the
-    trainer's memory by NIXL, RDMA where the network has it (`nixl_cpu`; needs `pip install nixl`)."""
+    """How weights travel: memory that a node's processes share, and between nodes Ray's object store (`cpu_ref`), reads from the trainer's
+    memory by NIXL, RDMA where the network has it (`nixl_cpu`; needs `pip install nixl`), or NCCL from the trainer's GPU to one of the
+    engines' (`nccl`)."""
     max_episode_retries: int = 2
     """How often an episode that ended infra_error is issued again."""
     incomplete_groups: str = "drop"

@@ -68,7 +68,7 @@ _ROLLOUT_BOUNDS = {
     "agent.episode_timeout_s": SECONDS,
     "agent.step_timeout_s": SECONDS,
 }
-_ROLLOUT_CHOICES = {"device": ("auto", "cpu", "cuda"), "agent.branch_reward": ("shared", "last")}
+_ROLLOUT_CHOICES = {"name": ("torch", "vllm", "scripted"), "device": ("auto", "cpu", "cuda"), "agent.branch_reward": ("shared", "last")}
 ROLLOUTS = ("gen_actor_rollout_ref.rollout", "train_actor_rollout_ref.rollout")
 
 _ACTOR = "train_actor_rollout_ref.actor"
@@ -203,6 +203,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "train_actor_rollout_ref.model.history_thinking": ("keep", "strip"),
     "reward.execution.mode": ("binary", "test_ratio", "partial_credit", "shaped"),
     "psrl.deployment.share_gpus": ("never", "auto", "always"),
+    "psrl.ps_mode": ("cpu_ref", "nixl_cpu", "nccl"),
     "psrl.incomplete_groups": ("drop", "allow_partial"),
     "psrl.sync.policy": ("eager", "request_num", "throughput", "kv_cache", "starvation"),
     "psrl.routing.policy": ("random", "round_robin", "request_num_balance", "cache_aware"),
@@ -213,12 +214,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "sandbox.backend": ("bubblewrap", "docker", "sandbox_fusion", "process"),
 }
 
-NOT_YET: dict[str, dict[str, str]] = {
-    "psrl.ps_mode": {"nccl": "cpu_ref"},
-}
-"""Choices of the design that this version does not have -> what to use today."""
-CHOICES |= {f"{rollout}.name": ("torch", "vllm", "scripted") for rollout in ROLLOUTS} | {"psrl.ps_mode": ("cpu_ref", "nixl_cpu")}
-
 
 def check_values(config: Config) -> None:
     """Every setting by itself.
@@ -228,9 +223,6 @@ def check_values(config: Config) -> None:
     """
     for leaf in leaves_of(Config):
         key, value = leaf.key, value_at(config, leaf.key)
-        if key in NOT_YET and value in NOT_YET[key]:
-            rule = f"is not available in this version, which has {', '.join(CHOICES[key])}"
-            raise ConfigError(key=key, value=value, rule=rule, fix=f"set {key}={NOT_YET[key][value]}")
         if key in CHOICES and value is not None and value not in CHOICES[key]:
             raise ConfigError(key=key, value=value, rule="is no choice", fix=f"set {key} to one of {', '.join(CHOICES[key])}")
         if key in BOUNDS and value is not None and not BOUNDS[key].hold(value):

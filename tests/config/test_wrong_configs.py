@@ -18,6 +18,7 @@ VAL = "train_actor_rollout_ref.rollout"
 ACTOR = "train_actor_rollout_ref.actor"
 MODEL = "train_actor_rollout_ref.model"
 SINGLE = (f"{GEN}.agent.default_agent_loop=generate_only_agent", f"{GEN}.multi_turn.max_turns=1")
+BY_NCCL = ("psrl.ps_mode=nccl", "psrl.ray_address=auto")
 GATEWAY = "psrl.rollout_gateway.enable=true"
 MAX_SECONDS = 3.0
 """Of computing: what the program itself takes, however busy the machine is with other tests."""
@@ -67,7 +68,7 @@ WRONG = [
     (["sandbox.cpus=-1"], "sandbox.cpus", -1.0, "sandbox.cpus=0.0"),
     # Choices.
     ([f"{GEN}.name=sglang"], f"{GEN}.name", "sglang", "torch, vllm, scripted"),
-    (["psrl.ps_mode=nccl"], "psrl.ps_mode", "nccl", "psrl.ps_mode=cpu_ref"),
+    (["psrl.ps_mode=mooncake"], "psrl.ps_mode", "mooncake", "cpu_ref, nixl_cpu, nccl"),
     (["sandbox.backend=sandboxfusion"], "sandbox.backend", "sandboxfusion", "sandbox_fusion"),
     (["sandbox.max_queue_s=0"], "sandbox.max_queue_s", 0.0, "sandbox.max_queue_s=60.0"),
     ([f"{ACTOR}.loss_agg_mode=token-mean"], f"{ACTOR}.loss_agg_mode", "token-mean", "token_mean"),
@@ -83,6 +84,10 @@ WRONG = [
     ([f"{GEN}.multi_turn.tool_config_path=/nowhere/t.yaml"], f"{GEN}.multi_turn.tool_config_path", "/nowhere/t.yaml", "a file"),
     (["reward.name=custom", "custom_reward_function.path=/nowhere/r.py"], "custom_reward_function.path", "/nowhere/r.py", "a file"),
     # Combinations that cannot work.
+    (["psrl.ps_mode=nccl"], "psrl.ps_mode", "nccl", "psrl.ray_address=auto"),
+    (["psrl.ps_mode=nixl_cpu"], "psrl.ps_mode", "nixl_cpu", "psrl.ray_address=auto"),
+    ([*BY_NCCL, "trainer.device=cpu"], "psrl.ps_mode", "nccl", "psrl.ps_mode=cpu_ref or psrl.ps_mode=nixl_cpu"),
+    ([*BY_NCCL, f"{GEN}.device=cpu"], "psrl.ps_mode", "nccl", "psrl.ps_mode=cpu_ref or psrl.ps_mode=nixl_cpu"),
     (["sandbox.image=debian"], "sandbox.image", "debian", "sandbox.backend=docker"),
     (["sandbox.user=agent"], "sandbox.user", "agent", "sandbox.backend=docker"),
     (["sandbox.cpus=2", "sandbox.backend=process"], "sandbox.cpus", 2.0, "sandbox.backend=docker"),

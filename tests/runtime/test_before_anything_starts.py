@@ -106,11 +106,14 @@ def test_a_row_whose_loop_needs_sessions_says_how_to_start_the_gateway(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("override", "fix"),
-    [("gen_actor_rollout_ref.rollout.name=vllm", r"scripts/setup\.sh vllm"), ("psrl.ps_mode=nixl_cpu", "pip install nixl")],
+    ("overrides", "fix"),
+    [
+        (["gen_actor_rollout_ref.rollout.name=vllm"], r"scripts/setup\.sh vllm"),
+        (["psrl.ps_mode=nixl_cpu", "psrl.ray_address=auto"], "pip install nixl"),
+    ],
 )
-def test_what_is_not_installed_is_refused_with_the_command_that_installs_it(override, fix, monkeypatch, tmp_path):
+def test_what_is_not_installed_is_refused_with_the_command_that_installs_it(overrides, fix, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
     monkeypatch.setattr("psrl.runtime.names.NIXL_MODULES", ("no_such_nixl",))
     with pytest.raises(ConfigError, match=fix):
-        resolve_names(load_config("retool_tiny", [override]))
+        resolve_names(load_config("retool_tiny", overrides))
