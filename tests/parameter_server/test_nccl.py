@@ -42,8 +42,8 @@ def writer_of(**settings):
     return NcclWriter(host=HERE, device="cpu", chunk_bytes=2**20, **settings)
 
 
-def transfer(pool, writer, reader, version, *, to="other node"):
-    offer = writer.offer(version, BYTES, reader=to, session=reader.session)
+def transfer(pool, writer, reader, version, *, to="other node", sent=BYTES):
+    offer = writer.offer(version, sent, reader=to, session=reader.session)
     sending = pool.submit(writer.send, offer, timeout_s=WAIT_S)
     received = reader.read(offer, timeout_s=WAIT_S)
     sending.result(WAIT_S)
@@ -60,6 +60,13 @@ def test_versions_arrive_whole_over_one_group_and_in_their_own_process_group(poo
     assert np.array_equal(received, BYTES)
     assert first.port == second.port
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("size_bytes", [1, 2**20 - 1, 2**20, 3 * 2**20 + 1])
+def test_a_version_of_any_size_arrives_also_after_a_smaller_one(pool, size_bytes):
+    writer, reader = writer_of(), NcclReader()
+    for sent in (BYTES[:7], BYTES[:size_bytes], BYTES):
+        assert np.array_equal(transfer(pool, writer, reader, 1, sent=sent)[1], sent)
 
 
 def test_several_readers_are_served_at_the_same_time(pool):
@@ -149,7 +156,8 @@ def test_another_process_sends_and_its_death_is_an_error_after_which_a_new_write
         offer = writer.offer(100, reader.session)
     with pytest.raises(WeightSyncError, match="cannot read version 100"):
         reader.read(offer, timeout_s=WAIT_S)
-    reader.close()
+    with pytest.raises(WeightSyncError, match="the group was left"):
+        reader.read(offer, timeout_s=WAIT_S)
     reader = NcclReader()
     with OtherProcess() as writer:
         assert np.array_equal(reader.read(writer.offer(3, reader.session), timeout_s=WAIT_S), BYTES)

@@ -26,10 +26,11 @@ import os
 import socket
 import threading
 import time
+import traceback
 import uuid
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -130,7 +131,7 @@ class NcclWriter:
             with self._lock:
                 if self._pairs.get(offer.reader) is pair:
                     del self._pairs[offer.reader]
-            pair.close()
+            _abandon(pair, error)
             raise WeightSyncError(f"cannot send version {offer.version} to {offer.reader}: {error}") from error
 
     def keep_only(self, versions: set[PolicyVersion]) -> None:
@@ -146,7 +147,7 @@ class NcclWriter:
 
 
 class NcclReader:
-    """Receives what a writer offers, one version at a time, in one session: after an error, close it and make another."""
+    """Receives what a writer offers, one version at a time, in one session: after an error, make another."""
 
     def __init__(self, *, meet_timeout_s: float = MEET_TIMEOUT_S) -> None:
         self.session = uuid.uuid4().hex
@@ -177,6 +178,8 @@ class NcclReader:
                 self._pair.join()
             return self._pair.receive(offer.size_bytes, offer.chunk_bytes, until)
         except RuntimeError as error:
+            if self._pair is not None:
+                _abandon(self._pair, error)
             raise WeightSyncError(f"cannot read version {offer.version} from {offer.host}: {error}") from error
 
     def close(self) -> None:
@@ -220,12 +223,13 @@ class _Pair:
         """Be in the group; at once where this side is already."""
         if self._group is not None:
             return
-        if self._store is None:
+        store = self._store
+        if store is None:
             raise RuntimeError(LEFT)
         timeout, names = timedelta(seconds=self._meet_timeout_s), ("writer", "reader")
-        self._store.set(names[self._rank], "here")
-        self._store.wait([names[1 - self._rank]], timeout)
-        self._group = _backend(self._store, self._rank, self._device, timeout)
+        store.set(names[self._rank], "here")
+        store.wait([names[1 - self._rank]], timeout)
+        self._group = _backend(store, self._rank, self._device, timeout)
 
     def send(self, buffer: np.ndarray, chunk_bytes: int, until: float) -> None:
         """All bytes, in order."""
@@ -264,7 +268,8 @@ class _Pair:
         """Leave; a thread that waits in the group gets an error, with gloo only at the deadline of its chunk."""
         group, self._group, self._store = self._group, None, None
         if group is not None:
-            group.abort()
+            with suppress(RuntimeError):  # NCCL's did not end in time; the group is not used again in any case
+                group.abort()
 
     @property
     def _joined(self) -> Any:
@@ -274,8 +279,9 @@ class _Pair:
 
     def _chunks(self, size_bytes: int, chunk_bytes: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Of each chunk its number and the part of a buffer that it has."""
-        if not self._buffers:
-            self._buffers = [torch.empty(min(chunk_bytes, size_bytes), dtype=torch.uint8, device=self._device) for _ in range(NUM_BUFFERS)]
+        longest = min(chunk_bytes, size_bytes)
+        if not self._buffers or self._buffers[0].numel() < longest:
+            self._buffers = [torch.empty(longest, dtype=torch.uint8, device=self._device) for _ in range(NUM_BUFFERS)]
         for index, start in enumerate(range(0, size_bytes, chunk_bytes)):
             yield index, self._buffers[index % NUM_BUFFERS][: min(chunk_bytes, size_bytes - start)]
 
@@ -300,6 +306,12 @@ def _backend(store: dist.TCPStore, rank: int, device: str, timeout: timedelta) -
             return dist.ProcessGroupNCCL(store, rank, 2, options)
         finally:
             os.environ[BLOCKING_WAIT] = before
+
+
+def _abandon(pair: _Pair, error: RuntimeError) -> None:
+    """After an error: nothing of it must keep the connection open, on whose end the other side waits."""
+    traceback.clear_frames(error.__traceback__)
+    pair.close()
 
 
 def _finish(work: Any, until: float) -> None:
