@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -113,17 +114,19 @@ def processes(*words) -> list[psutil.Process]:
     return found
 
 
+def vllms() -> list[psutil.Process]:
+    """All processes of the instance."""
+    return [process for root in processes("psrl.engines.vllm") for process in (root, *root.children(recursive=True))]
+
+
+def maps_of_vllm() -> list[list[str]]:
+    return [Path(f"/proc/{process.pid}/maps").read_text().splitlines() for process in vllms()]
+
+
 def inodes_of(version) -> set[str]:
     """The copies of a version that vLLM's workers have mapped."""
-    found = set()
-    for root in processes("psrl.engines.vllm"):
-        for process in (root, *root.children(recursive=True)):
-            found |= mapped_versions(process.pid)[f"psrl-weights-{version}"] if _has(process.pid, version) else set()
-    return found
-
-
-def _has(pid, version) -> bool:
-    return f"psrl-weights-{version}" in mapped_versions(pid)
+    name = f"psrl-weights-{version}"
+    return {inode for process in vllms() for found, inodes in mapped_versions(process.pid).items() if found == name for inode in inodes}
 
 
 async def check_turns(replica, folder, version) -> None:
@@ -143,6 +146,12 @@ async def life(instance, started_with, pushed) -> None:
     await instance.start()
     keeping = asyncio.create_task(replica.keep())
     try:
+        assert not [
+            line
+            for maps in maps_of_vllm()
+            for line in maps
+            if "/dev/shm/" in line and "sem.mp-" not in line and not line.endswith(" (deleted)")
+        ]
         await check_turns(replica, started_with, 0)
         manifest = await instance.server.push([instance.worker], 1, deadline_s=120)
         result = await replica.sync(manifest, "keep")
@@ -184,11 +193,11 @@ def test_a_run_goes_on_with_its_instance_on_other_nodes_after_one_of_them_is_los
         nodes.add_third()
         run = FaultyRun(tmp_path, "lost part of an instance", settings=(*engine, *patience, *nodes.settings()))
         run.command = start(tmp_path, "train", run.recipe, *SMALL, f"trainer.default_local_dir={tmp_path}", *run.settings)
-        until_step(run, 2)
+        until_step(run, 1)
         assert f"{SECOND_ADDRESS}: engine replica, agent worker" in run.now.log()
         assert f"{THIRD_ADDRESS}: follower of engine replica" in run.now.log()
         nodes.kill_second()
-        until_step(run, run.num_steps() + 2)
+        until_step(run, run.num_steps() + 1)
         here = nodes.address.partition(":")[0]
         assert f"engine replica 0 goes to {THIRD_ADDRESS} and {here}: its node is lost" in run.now.log()
         gaps = [metrics["train/logprob_gap/max"] for metrics in run.metrics().values() if "train/logprob_gap/max" in metrics]

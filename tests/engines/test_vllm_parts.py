@@ -4,6 +4,8 @@ import dataclasses
 import itertools
 import shutil
 import sys
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
 
 import orjson
 import pytest
@@ -15,7 +17,7 @@ from psrl.config.rollout import RolloutConfig
 from psrl.engine_client.bodies import manifest_from_json, manifest_to_json
 from psrl.engines.vllm.seeds import vllm_seed
 from psrl.engines.vllm.update import check_shapes, checked_report, shapes_of_folder
-from psrl.engines.vllm.worker_extension import on_node
+from psrl.engines.vllm.worker_extension import on_node, take_names
 from psrl.errors import ConfigError, EngineError, WeightSyncError
 from psrl.parameter_server.layout import lay_out
 from psrl.parameter_server.push import publish_tensors
@@ -132,6 +134,17 @@ def test_the_workers_of_each_node_find_a_version_at_its_own_place():
     assert on_node(carried, 1).location == there
     with pytest.raises(WeightSyncError, match="version 1 was not brought to node 2 of the instance"):
         on_node(carried, 2)
+
+
+def test_what_vllms_processes_share_ends_with_them_once_its_names_are_taken():
+    shared = shared_memory.SharedMemory(create=True, size=8)
+    resource_tracker.unregister(f"/{shared.name}", "shared_memory")  # it would remove the name by itself when this process ends
+    shared.buf[0] = 7
+    take_names(Path("/proc/self/maps"))
+    assert not Path("/dev/shm", shared.name).exists()
+    assert shared.buf[0] == 7
+    take_names(Path("/proc/self/maps"))  # by the next worker
+    shared.close()
 
 
 def test_without_vllm_the_error_names_the_command_that_installs_it(monkeypatch, tmp_path):

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from psrl.protocols import WeightManifest
     from psrl.types import PolicyVersion
 
+SHARED_NAMES = ("dev/shm/psm_", "dev/shm/sem.mp-", "dev/shm/vllm_dist_")
+"""Of Python's multiprocessing, and of vLLM's CPU kernels."""
 Tensors = dict[str, torch.Tensor]
 FAILED = "failed"
 BROKEN = "broken"
@@ -55,6 +57,7 @@ class PsrlWorker:
         from vllm.distributed import get_pp_group
 
         die_with_parent(os.getppid())
+        take_names(Path("/proc/self/maps"))
         runner = self.model_runner
         if self.device.type == "cpu" and not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
             sizes = {"batch_size": runner.max_num_tokens, "dtype": runner.model_config.dtype, "device": self.device}
@@ -128,6 +131,18 @@ class PsrlWorker:
                     start, layer = opened.get_tensor(name), name.removesuffix(".weight")
                     a, b = tensors.get(layer + A_SUFFIX), tensors.get(layer + B_SUFFIX)
                     yield name, start if a is None or b is None else (start.float() + b.float() @ a.float()).to(start.dtype)
+
+
+def take_names(maps: Path) -> None:
+    """Take their names from what vLLM's processes of a node share; each of them has it open by now.
+
+    A file of /dev/shm is memory. vLLM removes its own where it ends in peace; without a name they end with the last process that uses them,
+    however that ends.
+    """
+    for line in maps.read_text().splitlines():
+        path = line.partition("/")[2]
+        if path.startswith(SHARED_NAMES) and not path.endswith(" (deleted)"):
+            Path("/", path).unlink(missing_ok=True)
 
 
 def on_node(manifest: WeightManifest, node_rank: int) -> WeightManifest:
