@@ -39,8 +39,8 @@ def bound_socket(arguments: argparse.Namespace) -> socket.socket:
     return bound
 
 
-def die_with_parent(parent_pid: int, *, with_group: bool = False) -> None:
-    """End this process when its parent ends, however that happens; with its whole process group, where it has processes of its own.
+def die_with_parent(parent_pid: int) -> None:
+    """End this process when its parent ends, however that happens. Where it has processes of its own, a guard ends them with it.
 
     The kernel's signal is sent when the parent's *thread* ends, so it only prompts a look at who the parent is; a thread looks
     too, for when the main thread is busy.
@@ -48,8 +48,6 @@ def die_with_parent(parent_pid: int, *, with_group: bool = False) -> None:
 
     def look(*_: object) -> None:
         if os.getppid() != parent_pid:
-            if with_group and os.getpgid(0) == os.getpid():
-                os.killpg(0, signal.SIGKILL)
             os._exit(1)
 
     def watch() -> None:

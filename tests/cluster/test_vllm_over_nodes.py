@@ -160,10 +160,10 @@ async def life(instance, started_with, pushed) -> None:
         await check_turns(replica, pushed, 1)
 
         (follower,) = processes("psrl.engines.vllm", "--node-rank 1")
-        (leader,) = processes("psrl.engines.vllm", "--node-rank 0")
+        whole = vllms()
         os.kill(follower.pid, signal.SIGKILL)
-        await asyncio.to_thread(psutil.wait_procs, [leader], timeout=60)
-        assert not leader.is_running()  # the whole instance is lost with one of its nodes
+        _, alive = await asyncio.to_thread(psutil.wait_procs, whole, timeout=60)
+        assert not alive  # the whole instance is lost with one of its nodes
         await asyncio.wait_for(replica.until_up(), VLLM_START_S)
         assert [death.partition("; last words")[0] for death in instance.deaths] == [
             f"engine replica 0: engine replica 0's follower on {instance.follower_host} ended with code -9"
@@ -171,7 +171,9 @@ async def life(instance, started_with, pushed) -> None:
         await check_turns(replica, pushed, 1)
     finally:
         await end_tasks([keeping], 10)
+    whole = vllms()
     await asyncio.wait_for(replica.handle.stop.remote(), 60)
+    assert not (await asyncio.to_thread(psutil.wait_procs, whole, timeout=60))[1]
 
 
 def test_one_instance_serves_from_two_nodes_takes_weights_on_both_and_is_started_again_as_a_whole(tmp_path):
@@ -180,7 +182,6 @@ def test_one_instance_serves_from_two_nodes_takes_weights_on_both_and_is_started
         ray.init(address=nodes.address, log_to_driver=False)
         try:
             asyncio.run(life(Instance(started_with, pushed, tmp_path), started_with, pushed))
-            assert not processes("psrl.engines.vllm")
         finally:
             ray.shutdown()
 

@@ -5,6 +5,7 @@ import sys
 import time
 
 import psutil
+import pytest
 
 PARENT = """
 import subprocess, sys
@@ -31,3 +32,23 @@ def test_a_descendant_that_would_live_on_is_ended_when_its_ancestor_was_killed_a
     parent.wait()
     _, alive = psutil.wait_procs([guard, child], timeout=30)
     assert alive == []
+
+
+LEADER = """
+import subprocess, sys
+from psrl.processes.guard import start_guard
+
+print(start_guard(of_group=True).pid, subprocess.Popen(["sleep", "600"]).pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "ended by itself"])
+def test_what_a_server_has_started_ends_with_it_and_so_does_the_guard_of_its_group(is_killed):
+    argv = [sys.executable, "-c", LEADER]
+    leader = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    both = list(map(psutil.Process, map(int, leader.stdout.readline().split())))
+    if is_killed:
+        leader.kill()
+    leader.communicate(timeout=30)  # the end of its input
+    assert psutil.wait_procs(both, timeout=30)[1] == []

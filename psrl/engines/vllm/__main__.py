@@ -11,6 +11,7 @@ from pathlib import Path
 from psrl.config.model_size import kv_cache_bytes, read_model_size
 from psrl.engines.serving import add_engine_arguments, serve
 from psrl.errors import PsrlError
+from psrl.processes.guard import start_guard
 from psrl.processes.serving import die_with_parent
 
 CPU_BLOCK_TOKENS = 32
@@ -22,7 +23,9 @@ def main() -> int:
     began = time.perf_counter()
     arguments = _arguments()
     if arguments.parent_pid is not None:
-        die_with_parent(arguments.parent_pid, with_group=True)
+        die_with_parent(arguments.parent_pid)
+    if os.getpgid(0) == os.getpid():
+        start_guard(of_group=True)
     set_environment(arguments)
     try:
         if arguments.node_rank:
