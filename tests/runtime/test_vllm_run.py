@@ -25,4 +25,4 @@ def test_three_asynchronous_steps_with_two_vllm_replicas(tmp_path):
     gaps = [metrics[step]["train/logprob_gap/max"] for step in (1, 2, 3) if "train/logprob_gap/max" in metrics[step]]
     assert gaps, "no step was trained on tokens of its own weights"
     assert max(gaps) < MAX_GAP_NATS
-    assert sum(metrics[step].get("sync/pulls/count", 0) for step in (1, 2, 3)) >= 4  # two replicas, two versions at least
+    assert sum(metrics[step].get("sync/pulls/count", 0) for step in (1, 2, 3)) >= 2  # what comes after the last step is not counted
