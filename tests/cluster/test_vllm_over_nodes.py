@@ -114,19 +114,21 @@ def processes(*words) -> list[psutil.Process]:
     return found
 
 
-def vllms() -> list[psutil.Process]:
-    """All processes of the instance."""
-    return [process for root in processes("psrl.engines.vllm") for process in (root, *root.children(recursive=True))]
+def vllms(model) -> list[psutil.Process]:
+    """All processes of the instance that was started with a model's folder."""
+    return [process for root in processes("psrl.engines.vllm", str(model)) for process in (root, *root.children(recursive=True))]
 
 
-def maps_of_vllm() -> list[list[str]]:
-    return [Path(f"/proc/{process.pid}/maps").read_text().splitlines() for process in vllms()]
+def maps_of_vllm(model) -> list[list[str]]:
+    return [Path(f"/proc/{process.pid}/maps").read_text().splitlines() for process in vllms(model)]
 
 
-def inodes_of(version) -> set[str]:
+def inodes_of(version, model) -> set[str]:
     """The copies of a version that vLLM's workers have mapped."""
     name = f"psrl-weights-{version}"
-    return {inode for process in vllms() for found, inodes in mapped_versions(process.pid).items() if found == name for inode in inodes}
+    return {
+        inode for process in vllms(model) for found, inodes in mapped_versions(process.pid).items() if found == name for inode in inodes
+    }
 
 
 async def check_turns(replica, folder, version) -> None:
@@ -148,7 +150,7 @@ async def life(instance, started_with, pushed) -> None:
     try:
         assert not [
             line
-            for maps in maps_of_vllm()
+            for maps in maps_of_vllm(started_with)
             for line in maps
             if "/dev/shm/" in line and "sem.mp-" not in line and not line.endswith(" (deleted)")
         ]
@@ -156,11 +158,11 @@ async def life(instance, started_with, pushed) -> None:
         manifest = await instance.server.push([instance.worker], 1, deadline_s=120)
         result = await replica.sync(manifest, "keep")
         assert result.brought.num_bytes == manifest.total_bytes  # to one of the nodes; on the other the trainer has it
-        assert len(inodes_of(1)) == 2
+        assert len(inodes_of(1, started_with)) == 2
         await check_turns(replica, pushed, 1)
 
         (follower,) = processes("psrl.engines.vllm", "--node-rank 1")
-        whole = vllms()
+        whole = vllms(started_with)
         os.kill(follower.pid, signal.SIGKILL)
         _, alive = await asyncio.to_thread(psutil.wait_procs, whole, timeout=60)
         assert not alive  # the whole instance is lost with one of its nodes
@@ -171,7 +173,7 @@ async def life(instance, started_with, pushed) -> None:
         await check_turns(replica, pushed, 1)
     finally:
         await end_tasks([keeping], 10)
-    whole = vllms()
+    whole = vllms(started_with)
     await asyncio.wait_for(replica.handle.stop.remote(), 60)
     assert not (await asyncio.to_thread(psutil.wait_procs, whole, timeout=60))[1]
 

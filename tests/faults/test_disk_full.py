@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.faults.faulty_run import NUM_INJECTIONS, STOP_LIMIT_S, FaultyRun
+from tests.faults.faulty_run import NUM_INJECTIONS, POLL_S, STOP_LIMIT_S, FaultyRun
 
 pytestmark = pytest.mark.slow
 
@@ -37,8 +37,11 @@ def test_a_full_disk_stops_the_run_with_the_cause_and_its_last_checkpoint_is_who
     for number in range(1, NUM_INJECTIONS + 1):
         pause_s = run.moment(4.0)
         rest, step, began = run.random.randrange(LARGEST_REST), run.num_steps(), time.monotonic()
-        fill(filler, rest)
-        output = run.now.output(STOP_LIMIT_S)
+        while run.now.process.poll() is None and time.monotonic() - began < STOP_LIMIT_S:
+            fill(filler, rest)  # also what a checkpoint that is removed gives back
+            run.now.look()
+            time.sleep(POLL_S)
+        output = run.now.output(POLL_S)
         run.report(
             number,
             f"{pause_s:.1f} s after a step, at step {step}: {rest / 2**20:.1f} MiB left, ended in {time.monotonic() - began:.1f} s",
@@ -55,14 +58,13 @@ def test_a_full_disk_stops_the_run_with_the_cause_and_its_last_checkpoint_is_who
 
 
 def fill(filler, rest: int) -> None:
-    """Take all of the disk but `rest` bytes; once more where the run took some of them meanwhile."""
-    with open(filler, "wb") as file:
-        while True:
-            status = os.statvfs(filler.parent)
+    """Take all of the disk but `rest` bytes, as far as the run leaves it."""
+    with open(filler, "ab") as file:
+        status = os.statvfs(filler.parent)
+        surplus = status.f_bavail * status.f_frsize - rest
+        if surplus > 0:
             try:
-                os.posix_fallocate(file.fileno(), 0, max(1, status.f_bavail * status.f_frsize - rest))
-            except OSError as error:
+                os.posix_fallocate(file.fileno(), file.tell(), surplus)
+            except OSError as error:  # the run was faster
                 if error.errno != errno.ENOSPC:
                     raise
-            else:
-                return
