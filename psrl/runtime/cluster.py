@@ -137,11 +137,12 @@ def plan_of_cluster(config: Config, *, with_training: bool = True) -> PlanOfNode
 
 
 def ray_nodes_alive() -> list[RayNode]:
-    """The one that this process runs on, then the others by address."""
+    """The one that this process runs on, then the others by address; of one that was just lost Ray does not know yet, its raylet tells."""
     here = ray.get_runtime_context().get_node_id()
     alive = [node for node in ray.nodes() if node["Alive"]]
     alive.sort(key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"], node["NodeID"]))
-    return [RayNode(id=node["NodeID"], address=node["NodeManagerAddress"], port=node["NodeManagerPort"]) for node in alive]
+    nodes = [RayNode(id=node["NodeID"], address=node["NodeManagerAddress"], port=node["NodeManagerPort"]) for node in alive]
+    return [node for node in nodes if node.id == here or node.answers()]
 
 
 def _plan_of_cluster(config: Config, *, with_training: bool) -> tuple[Placement, list[RayNode]]:
