@@ -91,7 +91,7 @@ def ray_of(config: Config, *, with_training: bool = True) -> Iterator[RayOfRun]:
             placement, ray_nodes = place(demand, [here]), ray_nodes_alive()
         else:
             placement, ray_nodes = _plan_of_cluster(config, with_training=with_training)
-        yield RayOfRun(processes=RayProcesses(_processes_of_ray(is_local=is_local)), places=Places(placement, ray_nodes))
+        yield RayOfRun(processes=RayProcesses(_processes_of_ray(ray_nodes[0], is_local=is_local)), places=Places(placement, ray_nodes))
     finally:
         ray.shutdown()
 
@@ -152,13 +152,12 @@ def _plan_of_cluster(config: Config, *, with_training: bool) -> tuple[Placement,
     return make_plan_of_nodes(config, nodes, with_training=with_training).placement, ray_nodes
 
 
-def _processes_of_ray(*, is_local: bool) -> list[psutil.Process]:
+def _processes_of_ray(here: RayNode, *, is_local: bool) -> list[psutil.Process]:
     """Those that this process started, or, in a cluster that it joined, the raylet of its node."""
     if is_local:
         return [child for child in psutil.Process().children() if child.name() in NEEDED_OF_RAY]
     # Of several raylets on one machine, only this node's is needed: it is the one that listens on the node's port.
-    port = ray_nodes_alive()[0].port
-    return [process for process in psutil.process_iter(["name", "uids"]) if _is_raylet_at(process, port)]
+    return [process for process in psutil.process_iter(["name", "uids"]) if _is_raylet_at(process, here.port)]
 
 
 def _is_raylet_at(process: psutil.Process, port: int) -> bool:

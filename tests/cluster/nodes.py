@@ -9,12 +9,27 @@ import psutil
 from ray.cluster_utils import Cluster
 
 import psrl.runtime  # noqa: F401 - sets the environment of what Ray starts
+from psrl.config.machine import Machine
+from psrl.config.nodes import Node
+from psrl.config.placement import Demand, place
+from psrl.runtime.cluster import ray_nodes_alive
+from psrl.runtime.placement import Places
 
 SECOND_ADDRESS, THIRD_ADDRESS = "127.0.0.2", "127.0.0.3"
 """Of this machine's loopback network: private addresses that are not the first node's."""
 CPUS = 16
 """Logical ones, of each node."""
 SETTINGS = ("psrl.ray_address={address}", "gen_actor_rollout_ref.rollout.num_threads=1", "train_actor_rollout_ref.actor.num_threads=1")
+ONE_INSTANCE_OVER_BOTH = Demand(
+    num_ranks=1,
+    rank_gpus=0,
+    instance_gpus=(0,),
+    instance_nodes=(2,),
+    num_agent_workers=1,
+    num_storage_units=1,
+    has_gateway=False,
+    share_gpus="auto",
+)
 
 
 class TwoNodes:
@@ -71,3 +86,9 @@ def two_nodes(**options: int) -> Iterator[TwoNodes]:
         yield nodes
     finally:
         nodes.close()
+
+
+def places_of_one_instance() -> Places:
+    """Of a run whose one engine instance spans both nodes; Ray is joined."""
+    nodes = [Node(name=str(n), machine=Machine(num_cores=1, memory_bytes=2**34), num_cpus=CPUS) for n in (0, 1)]
+    return Places(place(ONE_INSTANCE_OVER_BOTH, nodes), ray_nodes_alive())

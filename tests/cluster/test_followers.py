@@ -14,36 +14,22 @@ import psutil
 import pytest
 import ray
 
-from psrl.config.machine import Machine
 from psrl.config.model import ModelConfig
-from psrl.config.nodes import Node
-from psrl.config.placement import Demand, Role, place
+from psrl.config.placement import Role
 from psrl.config.rollout import RolloutConfig
 from psrl.errors import ProcessDiedError
 from psrl.processes.kept import RestartLimit
 from psrl.runtime.actors.engine_replica import EngineReplicaActor
 from psrl.runtime.addresses import Addresses
-from psrl.runtime.cluster import ray_nodes_alive
 from psrl.runtime.groups import Endpoints
 from psrl.runtime.kept_actor import KeptLimits
 from psrl.runtime.kept_replica import KeptReplica
 from psrl.runtime.parameter_server import ParameterServer
-from psrl.runtime.placement import Places
 from psrl.runtime.supervision import answer_of, end_tasks
-from tests.cluster.nodes import CPUS, two_nodes
+from tests.cluster.nodes import places_of_one_instance, two_nodes
 
 pytestmark = pytest.mark.slow
 WAIT_S = 120
-DEMAND = Demand(
-    num_ranks=1,
-    rank_gpus=0,
-    instance_gpus=(0,),
-    instance_nodes=(2,),
-    num_agent_workers=1,
-    num_storage_units=1,
-    has_gateway=False,
-    share_gpus="auto",
-)
 STAND_IN = """#!/bin/sh
 {first}
 while [ "$1" != "--fd" ]; do shift; done
@@ -151,8 +137,7 @@ def test_what_of_an_instance_over_nodes_dies_takes_all_of_it_along_and_all_is_ma
     with two_nodes() as nodes:
         ray.init(address=nodes.address, log_to_driver=False)
         try:
-            machines = [Node(name=str(n), machine=Machine(num_cores=1, memory_bytes=2**34), num_cpus=CPUS) for n in (0, 1)]
-            places = Places(place(DEMAND, machines), ray_nodes_alive())
+            places = places_of_one_instance()
             asyncio.run(begin_and_live(places, stand_in(tmp_path), tmp_path))
             assert not engines(0) and not engines(1)
 

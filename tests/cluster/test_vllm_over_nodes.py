@@ -12,25 +12,21 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-from psrl.config.machine import Machine
 from psrl.config.model import ModelConfig
-from psrl.config.nodes import Node
-from psrl.config.placement import Demand, Role, place
+from psrl.config.placement import Role
 from psrl.config.rollout import RolloutConfig
 from psrl.engine_client.client import HttpReplica
 from psrl.processes.kept import RestartLimit
 from psrl.runtime.actors.engine_replica import EngineReplicaActor
 from psrl.runtime.actors.parameter_server import ParameterServerActor
 from psrl.runtime.addresses import Addresses
-from psrl.runtime.cluster import ray_nodes_alive
 from psrl.runtime.engines import vllm_python
 from psrl.runtime.groups import Endpoints
 from psrl.runtime.kept_actor import KeptActor, KeptLimits
 from psrl.runtime.kept_replica import KeptReplica
 from psrl.runtime.parameter_server import ParameterServer
-from psrl.runtime.placement import Places
 from psrl.runtime.supervision import end_tasks
-from tests.cluster.nodes import CPUS, SECOND_ADDRESS, THIRD_ADDRESS, two_nodes
+from tests.cluster.nodes import SECOND_ADDRESS, THIRD_ADDRESS, places_of_one_instance, two_nodes
 from tests.engines.conftest import VLLM_START_S
 from tests.engines.test_vllm_engine import PROMPT, reference_logprobs, turn
 from tests.engines.tiny_models import save_tiny_qwen3
@@ -40,16 +36,6 @@ from tests.runtime.weight_kit import mapped_versions, train_worker
 
 pytestmark = pytest.mark.slow
 LIMITS = KeptLimits(restarts=RestartLimit(max_restarts=2, window_s=3600), startup_s=VLLM_START_S, silent_after_s=60)
-DEMAND = Demand(
-    num_ranks=1,
-    rank_gpus=0,
-    instance_gpus=(0,),
-    instance_nodes=(2,),
-    num_agent_workers=1,
-    num_storage_units=1,
-    has_gateway=False,
-    share_gpus="auto",
-)
 
 
 class Instance:
@@ -67,8 +53,7 @@ class Instance:
             startup_timeout_s=VLLM_START_S,
             engine_python=vllm_python(RolloutConfig(name="vllm")),
         )
-        nodes = [Node(name=str(n), machine=Machine(num_cores=1, memory_bytes=2**34), num_cpus=CPUS) for n in (0, 1)]
-        places = Places(place(DEMAND, nodes), ray_nodes_alive())
+        places = places_of_one_instance()
         (self.follower_host,) = (follower.host for follower in places.followers(Role.REPLICA, 0))
         self.worker = train_worker(pushed, **places.options(Role.TRAIN_WORKER, 0))
         self.deaths: list[str] = []
