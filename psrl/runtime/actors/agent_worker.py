@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import ray
 
 from psrl.config.sandbox import engine_url_of
@@ -30,6 +32,10 @@ class AgentWorkerActor(Pinged):
     async def connect(self, endpoints: Endpoints) -> None:
         """Attach to engines, gateway and data plane, which were started meanwhile."""
         await self._worker.connect(endpoints)
+        # What is there now stays until the end: modules of torch and transformers, half a million objects that every full collection
+        # would go through again, and episodes bring one about every few seconds.
+        gc.collect()
+        gc.freeze()
 
     async def readdress(self, old: str, new: str) -> None:
         """An engine was started again at another URL."""
