@@ -23,6 +23,7 @@ LAYERS = (
         "parameter_server",
         "processes",
         "simulation",
+        "kernels",
     ),
     ("engines", "gateway", "agent_loops", "sandbox_server", "training"),
     ("runtime",),

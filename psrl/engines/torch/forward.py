@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from psrl.engines.torch.architecture import rope_tables
 from psrl.engines.torch.weights import Layer, Weights
+from psrl.kernels.linear import has_onednn, linear, padded_rows
 
 MIN_PADDED_SPANS = 3
 MAX_PADDING = 4
@@ -58,6 +59,17 @@ class PaddedSpans:
     """[N, 1, L, E] bool: a token sees what is not after it in its sequence."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """Which positions each token attends to."""
+
+    decode: torch.Tensor | None
+    """[num_decode, 1, 1, longest]: 0, or -inf behind a sequence's last token; None where none decodes."""
+    spans: list[torch.Tensor | None]
+    """[span, end] bool for each span, None where all of its past is in it; empty where they are padded."""
+    padded: PaddedSpans | None
+
+
 class Forward:
     """The model over a slotted cache of keys and values."""
 
@@ -71,6 +83,7 @@ class Forward:
         self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)
         self._device = device
         self._range = torch.arange(max_len, device=device)
+        self._pads = has_onednn(dtype, device)
 
     def use(self, weights: Weights) -> None:
         """Other weights of the same architecture, dtype and device from the next pass on; keys of older ones must be forgotten."""
@@ -78,88 +91,80 @@ class Forward:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """[R, V] float32."""
-        shape = self._weights.shape
-        tokens, positions, slots, rows = (
-            torch.from_numpy(array).to(self._device) for array in (batch.token_ids_T, batch.positions_T, batch.slots_T, batch.rows_R)
-        )
+        shape, num_tokens = self._weights.shape, len(batch.token_ids_T)
+        tokens, positions, rows = (self._padded_rows(array) for array in (batch.token_ids_T, batch.positions_T, batch.rows_R))
+        # Where in a layer's cache, seen as [S, M, 2, K, D], the keys and values of the batch lie.
+        places = (torch.from_numpy(batch.slots_T).to(self._device), positions[:num_tokens])
         cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
-        mask = None
+        seen = self._what_is_seen(batch, positions)
+        x = F.embedding(tokens, self._weights.embedding)
+        attended = x.new_zeros(len(x), shape.num_heads * shape.head_dim)
+        size = (shape.hidden_size,)
+        for layer, cache in zip(self._weights.layers, self._cache, strict=True):
+            q, kv = self._project(layer, F.rms_norm(x, size, layer.input_norm, shape.rms_norm_eps), cos, sin)
+            cache.permute(1, 3, 0, 2, 4)[places] = kv[:num_tokens]
+            self._attend(q, cache, batch, seen, attended)
+            x = x + linear(attended, layer.output, layer.output_bias)
+            normed = F.rms_norm(x, size, layer.mlp_norm, shape.rms_norm_eps)
+            gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
+            x = x + linear(F.silu(gate, inplace=True).mul_(up), layer.down, layer.down_bias)
+        if len(batch.rows_R) != num_tokens:
+            x = x[rows]
+        logits = linear(F.rms_norm(x, size, self._weights.final_norm, shape.rms_norm_eps), self._weights.head)
+        return logits[: len(batch.rows_R)].float()
+
+    def _padded_rows(self, array: np.ndarray) -> torch.Tensor:
+        """With zeros behind it where products want round numbers of rows."""
+        if self._pads:
+            array = np.pad(array, (0, padded_rows(len(array)) - len(array)))
+        return torch.from_numpy(array).to(self._device)
+
+    def _what_is_seen(self, batch: Batch, positions: torch.Tensor) -> Seen:
+        decode = None
         if batch.num_decode:
             decode_len = int(batch.positions_T[: batch.num_decode].max()) + 1
-            mask = torch.zeros((batch.num_decode, 1, 1, decode_len), dtype=self._cache.dtype, device=self._device)
-            mask.masked_fill_((self._range[:decode_len] > positions[: batch.num_decode, None])[:, None, None], float("-inf"))
-        padded = self._padded(batch.spans) if is_worth_padding(batch.spans) else None
-        span_masks = [
-            None if span.start == 0 or padded else self._range[: span.end] <= self._range[span.start : span.end, None]
-            for span in batch.spans
-        ]
-        x = F.embedding(tokens, self._weights.embedding)
-        size = (shape.hidden_size,)
-        for layer, (keys, values) in zip(self._weights.layers, self._cache, strict=True):
-            normed = F.rms_norm(x, size, layer.input_norm, shape.rms_norm_eps)
-            q, k, v = self._project(layer, normed, cos, sin)
-            keys[slots, :, positions] = k
-            values[slots, :, positions] = v
-            attended = self._attend(q, keys, values, batch, mask, span_masks, padded)
-            x = x + F.linear(attended, layer.output, layer.output_bias)
-            normed = F.rms_norm(x, size, layer.mlp_norm, shape.rms_norm_eps)
-            gate, up = F.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-            x = x + F.linear(F.silu(gate, inplace=True).mul_(up), layer.down, layer.down_bias)
-        if len(batch.rows_R) != len(batch.token_ids_T):
-            x = x[rows]
-        return F.linear(F.rms_norm(x, size, self._weights.final_norm, shape.rms_norm_eps), self._weights.head).float()
+            decode = torch.zeros((batch.num_decode, 1, 1, decode_len), dtype=self._cache.dtype, device=self._device)
+            decode.masked_fill_((self._range[:decode_len] > positions[: batch.num_decode, None])[:, None, None], float("-inf"))
+        if is_worth_padding(batch.spans):
+            return Seen(decode=decode, spans=[], padded=self._padded(batch.spans))
+        spans = [None if span.start == 0 else self._range[: span.end] <= self._range[span.start : span.end, None] for span in batch.spans]
+        return Seen(decode=decode, spans=spans, padded=None)
 
-    def _project(
-        self, layer: Layer, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q [T, H, D], k and v [T, K, D], rotated."""
+    def _project(self, layer: Layer, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """q [T, H, D], and keys with values [T, 2, K, D]; q and keys rotated."""
         shape = self._weights.shape
         num_heads, num_kv, size = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(-1, num_heads + 2 * num_kv, size)
-        qk, v = qkv[:, : num_heads + num_kv], qkv[:, num_heads + num_kv :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q_normed = F.rms_norm(qk[:, :num_heads], (size,), layer.q_norm, shape.rms_norm_eps)
-            k_normed = F.rms_norm(qk[:, num_heads:], (size,), layer.k_norm, shape.rms_norm_eps)
-            qk = torch.cat((q_normed, k_normed), 1)
-        rotated = torch.addcmul(qk * cos, qk.roll(size // 2, -1), sin)
-        return rotated[:, :num_heads], rotated[:, num_heads:], v
+        qkv = linear(normed, layer.qkv, layer.qkv_bias).view(-1, num_heads + 2 * num_kv, size)
+        qk = qkv[:, : num_heads + num_kv]
+        normed_qk = qk if layer.qk_norm is None else F.rms_norm(qk, (size,), None, shape.rms_norm_eps).mul_(layer.qk_norm)
+        torch.addcmul(normed_qk * cos, normed_qk.roll(size // 2, -1), sin, out=qk)
+        return qkv[:, :num_heads], qkv[:, num_heads:].unflatten(1, (2, num_kv))
 
-    def _attend(
-        self,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        batch: Batch,
-        mask: torch.Tensor | None,
-        span_masks: list[torch.Tensor | None],
-        padded: PaddedSpans | None,
-    ) -> torch.Tensor:
-        """[T, H * D]."""
+    def _attend(self, q: torch.Tensor, cache: torch.Tensor, batch: Batch, seen: Seen, attended: torch.Tensor) -> None:
+        """Fills `attended` [T, H * D] as far as the batch goes. `cache`: [2, S, K, M, D]."""
         shape = self._weights.shape
-        num_decode = batch.num_decode
-        parts = []
-        if mask is not None:
+        keys, values = cache
+        num_decode, num_tokens = batch.num_decode, len(batch.token_ids_T)
+        if seen.decode is not None:
             # The queries that share a kv head are the query axis: one pass over each key, whatever the number of heads.
             grouped = q[:num_decode].reshape(num_decode, shape.num_kv_heads, -1, shape.head_dim)
-            attended = attend_in_place(grouped, keys[:num_decode], values[:num_decode], mask)
-            parts.append(attended.reshape(num_decode, -1))
-        if padded is not None:
-            parts.append(self._attend_padded(q[num_decode:], keys, values, padded))
-            return torch.cat(parts)
+            attend_in_place(grouped, keys[:num_decode], values[:num_decode], seen.decode, attended[:num_decode])
+        if seen.padded is not None:
+            attended[num_decode:num_tokens] = self._attend_padded(q[num_decode:num_tokens], keys, values, seen.padded)
+            return
         row = num_decode
-        for span, span_mask in zip(batch.spans, span_masks, strict=True):
+        for span, mask in zip(batch.spans, seen.spans, strict=True):
             length = span.end - span.start
-            attended = F.scaled_dot_product_attention(
+            one = F.scaled_dot_product_attention(
                 q[row : row + length].transpose(0, 1).unsqueeze(0),
                 keys[span.slot, :, : span.end].unsqueeze(0),
                 values[span.slot, :, : span.end].unsqueeze(0),
-                attn_mask=span_mask,
-                is_causal=span_mask is None,
+                attn_mask=mask,
+                is_causal=mask is None,
                 enable_gqa=shape.num_heads != shape.num_kv_heads,
             )
-            parts.append(attended[0].transpose(0, 1).reshape(length, -1))
+            attended[row : row + length].view(length, -1, shape.head_dim).copy_(one[0].transpose(0, 1))
             row += length
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _padded(self, spans: list[Span]) -> PaddedSpans:
         lengths = [span.end - span.start for span in spans]
@@ -200,8 +205,8 @@ def is_worth_padding(spans: list[Span]) -> bool:
     return padded <= MAX_PADDING * exact
 
 
-def attend_in_place(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """[N, K, G, D]: softmax(q k / sqrt(D) + mask) v, over the first positions of the cache.
+def attend_in_place(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor, out: torch.Tensor) -> None:
+    """Writes softmax(q k / sqrt(D) + mask) v over the first positions of the cache into `out`.
 
     Two batched products read the cache where it lies; on a CPU that was seen to take 0.75 of the fused kernel's time at one
     thread and 0.9 at two.
@@ -211,13 +216,14 @@ def attend_in_place(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, m
         keys: [N, K, M, D], a slice of the cache's slots.
         values: As keys.
         mask: [N, 1, 1, L], 0 or -inf, L <= M.
+        out: [N, K * G * D], contiguous.
     """
-    if q.device.type != "cpu":
-        length = mask.shape[-1]
-        return F.scaled_dot_product_attention(q, keys[:, :, :length], values[:, :, :length], attn_mask=mask)
     num_rows, num_kv, group, size = q.shape
     length = mask.shape[-1]
+    if q.device.type != "cpu":
+        out.view(q.shape).copy_(F.scaled_dot_product_attention(q, keys[:, :, :length], values[:, :, :length], attn_mask=mask))
+        return
     keys = keys.view(num_rows * num_kv, -1, size)[:, :length]
     values = values.view(num_rows * num_kv, -1, size)[:, :length]
     scores = torch.bmm((q * size**-0.5).reshape(-1, group, size), keys.transpose(1, 2)).view(num_rows, num_kv, group, length).add_(mask)
-    return torch.bmm(scores.softmax(-1).view(-1, group, length), values).view(num_rows, num_kv, group, size)
+    torch.bmm(scores.softmax(-1).view(-1, group, length), values, out=out.view(-1, group, size))

@@ -27,8 +27,7 @@ class Layer:
     input_norm: torch.Tensor  # [hidden]
     qkv: torch.Tensor  # [(heads + 2 kv_heads) * head_dim, hidden]
     qkv_bias: torch.Tensor | None
-    q_norm: torch.Tensor | None  # [head_dim]
-    k_norm: torch.Tensor | None  # [head_dim]
+    qk_norm: torch.Tensor | None  # [heads + kv_heads, head_dim]: the weights of q_norm for each head, then those of k_norm
     output: torch.Tensor  # [hidden, heads * head_dim]
     output_bias: torch.Tensor | None
     mlp_norm: torch.Tensor  # [hidden]
@@ -156,8 +155,7 @@ def _layer(prefix: str, shape: Architecture, source: ParameterSource) -> Layer:
         input_norm=source.tensor(prefix + "input_layernorm.weight", hidden),
         qkv=source.fused(attention, qkv_names, "weight", hidden),
         qkv_bias=source.fused(attention, qkv_names, "bias") if shape.has_qkv_bias else None,
-        q_norm=source.tensor(attention + "q_norm.weight", shape.head_dim) if shape.has_qk_norm else None,
-        k_norm=source.tensor(attention + "k_norm.weight", shape.head_dim) if shape.has_qk_norm else None,
+        qk_norm=_qk_norm(attention, shape, source) if shape.has_qk_norm else None,
         output=source.tensor(attention + "o_proj.weight", hidden, q),
         output_bias=source.tensor(attention + "o_proj.bias", hidden) if shape.has_output_bias else None,
         mlp_norm=source.tensor(prefix + "post_attention_layernorm.weight", hidden),
@@ -166,6 +164,11 @@ def _layer(prefix: str, shape: Architecture, source: ParameterSource) -> Layer:
         down=source.tensor(prefix + "mlp.down_proj.weight", hidden, inner),
         down_bias=source.tensor(prefix + "mlp.down_proj.bias", hidden) if shape.has_mlp_bias else None,
     )
+
+
+def _qk_norm(prefix: str, shape: Architecture, source: ParameterSource) -> torch.Tensor:
+    q, k = (source.tensor(f"{prefix}{name}_norm.weight", shape.head_dim) for name in ("q", "k"))
+    return torch.cat((q.expand(shape.num_heads, -1), k.expand(shape.num_kv_heads, -1)))
 
 
 def load_folder(model_path: Path, shape: Architecture, *, dtype: torch.dtype, device: torch.device) -> Weights:

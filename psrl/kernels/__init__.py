@@ -1,0 +1,1 @@
+"""Arithmetic that more than one program needs and that torch does not choose best by itself."""
