@@ -26,11 +26,19 @@ def compile_template(source: str, today: date) -> jinja2.Template:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = today.strftime
-    return environment.from_string(source)
+    template = environment.from_string(source)
+    template.globals = dict(template.globals)  # Copied by each rendering: jinja's own view of two mappings is gone through in Python.
+    return template
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with a short way for the methods of texts, which are most of what templates call."""
+    """The sandbox, with a short way for the fields of messages and the methods of texts, which are most of what templates ask for."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """As in the sandbox: what is no attribute of a mapping is looked up in it, here without an exception on the way."""
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """As in the sandbox: a text has no internal and no changing attributes, and `format` is wrapped elsewhere."""

@@ -61,6 +61,7 @@ class HfRenderer:
         self._closing_ids = frozenset({*self._stop_ids, self.family.closer_id})
         self._num_closer_ids = len(template.encode(self.family.closer))
         self._guard, self._guard_of_tools = markup_of(template, self.family, self._stop_ids)
+        self._opened: tuple[tuple[tuple[Message, ...], tuple[ToolSchema, ...]], list[int]] | None = None
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -70,10 +71,16 @@ class HfRenderer:
     def open(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
         """Render the first prompt, the header of the assistant's turn included.
 
+        The last one is kept: the members of a group ask for the same prompt one after the other.
+
         Raises:
             TemplateError: The template refuses the messages.
         """
-        return self.template.encode(self.prompt_text(messages, tools))
+        asked = (tuple(messages), tuple(tools))
+        opened = self._opened
+        if opened is None or opened[0] != asked:
+            opened = self._opened = (asked, self.template.encode(self.prompt_text(messages, tools)))
+        return list(opened[1])
 
     def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSchema], *, header: bool = True) -> str:
         """The text whose ids `open` gives, cut by `chat.markup`; without `header` it ends where the last message ends."""

@@ -101,7 +101,8 @@ class ChatTemplate:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens included, spaces as they are."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        text: str = self._tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
 
     def token_id(self, token: str) -> int | None:
         """The id of a token that the vocabulary holds whole, else None."""

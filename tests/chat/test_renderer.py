@@ -217,6 +217,16 @@ def test_a_turn_of_no_ids_is_closed_and_answered_too(name):
     assert added.startswith(CLOSER[name] + SEPARATOR[name] + USER_HEADER[name])
 
 
+def test_a_first_prompt_that_is_asked_for_again_is_the_same_and_nobody_elses():
+    renderer = real_family(FAMILIES[0]).renderer
+    first = renderer.open([user("2 + 3?")], [])
+    first.append(7)  # What was given belongs to who asked.
+    assert renderer.open((user("2 + 3?"),), ()) == first[:-1]
+    assert renderer.open([user("2 + 3?")], [TOOL]) != first[:-1]
+    assert renderer.open([user("2 + 4?")], []) != first[:-1]
+    assert renderer.open([user("2 + 3?")], []) == first[:-1]
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_prompt_has_the_beginning_of_text_that_its_template_writes_and_no_other(name):
     family = real_family(name)
