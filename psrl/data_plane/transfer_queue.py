@@ -1,15 +1,16 @@
 """The data plane on the released TransferQueue: ZMQ storage units and a controller, both Ray actors.
 
-Every call runs in a thread of its own with a deadline, because the library waits without a word when an actor is gone; the end of the
-process does not wait for such a thread.
+Every call has a deadline, because the library waits without a word when an actor is gone. Calls are coroutines on a loop in a thread
+of this object's; the end of the process does not wait for that thread.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -29,8 +30,6 @@ from psrl.telemetry.flow import Flow
 
 Result = TypeVar("Result")
 
-MAX_CALLS_IN_FLIGHT = 4
-"""Threads that may wait for TransferQueue at once; a call that passed its deadline keeps one until the library gives up."""
 CLOSE_DEADLINE_S = 20.0
 """The library gives its storage units 15 s to end."""
 warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors is in prototype stage")
@@ -47,7 +46,8 @@ class TransferQueueDataPlane:
         self._deadline_s = deadline_s
         self._startup_deadline_s = startup_deadline_s
         self._waiting: set[Future[Any]] = set()
-        self._free = threading.Semaphore(MAX_CALLS_IN_FLIGHT)
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="transfer-queue", daemon=True).start()
         self._owns_storage = False
         self._is_given_up = False
         self.flow = Flow()
@@ -70,11 +70,11 @@ class TransferQueueDataPlane:
             }
         )
         self._owns_storage = True
-        self._within("start", lambda: tq.init(conf), self._startup_deadline_s)
+        self._ended_in_thread("start", lambda: tq.init(conf), self._startup_deadline_s)
 
     def connect(self) -> None:
         """Attach to the controller that the run's first process made."""
-        self._within("connect", tq.init, self._startup_deadline_s)
+        self._ended_in_thread("connect", tq.init, self._startup_deadline_s)
 
     def put(self, rows: Sequence[TrajectoryRow]) -> KVBatchMeta:
         """Store rows as ragged columns, in one call."""
@@ -87,7 +87,7 @@ class TransferQueueDataPlane:
             batch_size=len(rows),
         )
         began = time.perf_counter()
-        self._within(f"put of {len(rows)} rows", lambda: tq.kv_batch_put(meta.keys, PARTITION, fields=fields, tags=meta.tags))
+        self._ended(f"put of {len(rows)} rows", tq.async_kv_batch_put(meta.keys, PARTITION, fields=fields, tags=meta.tags))
         self.flow.add(sum(column.nbytes for row in rows for column in row.columns.values()), time.perf_counter() - began)
         return meta
 
@@ -96,8 +96,8 @@ class TransferQueueDataPlane:
         if not keys:
             return []
         began = time.perf_counter()
-        batch = self._within(
-            f"fetch of {len(keys)} rows ({keys[0]}, ...)", lambda: tq.kv_batch_get(list(keys), PARTITION, select_fields=list(columns))
+        batch = self._ended(
+            f"fetch of {len(keys)} rows ({keys[0]}, ...)", tq.async_kv_batch_get(list(keys), PARTITION, select_fields=list(columns))
         )
         absent = [column for column in columns if column not in batch.keys()]  # noqa: SIM118 - a TensorDict is not a dict
         if absent:
@@ -108,13 +108,13 @@ class TransferQueueDataPlane:
 
     def keys(self) -> list[str]:
         """Every key."""
-        listed = self._within("list", lambda: tq.kv_list(PARTITION))
+        listed = self._ended("list", tq.async_kv_list(PARTITION))
         return list(listed[PARTITION]) if PARTITION in listed else []
 
     def clear(self, keys: Sequence[str]) -> None:
         """Forget rows."""
         if keys:
-            self._within(f"clear of {len(keys)} rows", lambda: tq.kv_clear(list(keys), PARTITION))
+            self._ended(f"clear of {len(keys)} rows", tq.async_kv_clear(list(keys), PARTITION))
 
     def give_up(self) -> None:
         """Calls in flight, and any that come, fail now instead of at their deadlines: perhaps nobody is there to answer them."""
@@ -126,30 +126,41 @@ class TransferQueueDataPlane:
         """Detach; the process that started the storage ends it."""
         self.give_up()
         if self._owns_storage:
-            self._within("close", tq.close, CLOSE_DEADLINE_S, is_last=True)
+            self._ended_in_thread("close", tq.close, CLOSE_DEADLINE_S, is_last=True)
+        self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _within(self, what: str, call: Callable[[], Result], deadline_s: float | None = None, *, is_last: bool = False) -> Result:
+    def _ended(self, what: str, work: Coroutine[Any, Any, Result]) -> Result:
+        """What a call of the library gives, from a coroutine on this object's loop, which its deadline or `give_up` cancels."""
+        if self._is_given_up:
+            work.close()
+        return self._answer(what, lambda: asyncio.run_coroutine_threadsafe(work, self._loop), self._deadline_s)
+
+    def _ended_in_thread(self, what: str, call: Callable[[], Result], limit_s: float, *, is_last: bool = False) -> Result:
+        """The same of what the library has no coroutine for: in a thread of its own, for which the end of the process does not wait."""
+
+        def begin() -> Future[Result]:
+            future: Future[Result] = Future()
+
+            def run() -> None:
+                try:
+                    result = call()
+                except BaseException as error:  # noqa: BLE001
+                    _settle(partial(future.set_exception, error))
+                else:
+                    _settle(partial(future.set_result, result))
+
+            threading.Thread(target=run, name="transfer-queue", daemon=True).start()
+            return future
+
+        return self._answer(what, begin, limit_s, is_last=is_last)
+
+    def _answer(self, what: str, begin: Callable[[], Future[Result]], limit_s: float, *, is_last: bool = False) -> Result:
         if self._is_given_up and not is_last:
             raise DataPlaneError(f"TransferQueue: {what} was given up, the run ends")
-        limit_s = self._deadline_s if deadline_s is None else deadline_s
-        until = time.monotonic() + limit_s
-        future: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                result = call()
-            except BaseException as error:  # noqa: BLE001
-                _settle(partial(future.set_exception, error))
-            else:
-                _settle(partial(future.set_result, result))
-            self._free.release()
-
+        future = begin()
         self._waiting.add(future)
         try:
-            if not self._free.acquire(timeout=limit_s):
-                raise FutureTimeoutError
-            threading.Thread(target=run, name="transfer-queue", daemon=True).start()
-            return future.result(until - time.monotonic())
+            return future.result(limit_s)
         except FutureTimeoutError as error:
             raise DataPlaneError(f"TransferQueue: {what} did not end within {limit_s:g} s; is its controller alive?") from error
         except CancelledError as error:
@@ -157,6 +168,7 @@ class TransferQueueDataPlane:
         except (RuntimeError, ValueError, OSError, KeyError, AssertionError) as error:
             raise DataPlaneError(f"TransferQueue: {what} failed: {type(error).__name__}: {error}") from error
         finally:
+            future.cancel()  # Of one that has ended it does nothing.
             self._waiting.discard(future)
 
 

@@ -1,5 +1,6 @@
 """One contract suite for every data plane, TransferQueue's real one included."""
 
+import asyncio
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -166,19 +167,47 @@ def test_every_branch_of_an_episode_is_a_row_of_its_own_that_shares_group_and_re
 def test_calls_that_nobody_answers_fail_at_once_when_the_run_gives_up():
     leaving = TransferQueueDataPlane(deadline_s=60.0, startup_deadline_s=120.0)
     leaving.connect()
-    begun, answered = threading.Event(), threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
-    def call() -> None:
+    async def call() -> None:
         begun.set()
-        answered.wait(60)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
 
     with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(leaving._within, "clear of 3 rows", call)
+        waiting = threads.submit(leaving._ended, "clear of 3 rows", call())
         assert begun.wait(60)
         leaving.give_up()
         with pytest.raises(DataPlaneError, match="clear of 3 rows was given up"):
             waiting.result(10)
-        answered.set()
+        assert ended.wait(10), "nothing waits on for an answer that nobody wants"
     with pytest.raises(DataPlaneError, match="list was given up"):
         leaving.keys()
     leaving.close()
+
+
+def test_a_call_that_takes_too_long_is_named_and_ended():
+    plane = TransferQueueDataPlane(deadline_s=0.05, startup_deadline_s=120.0)
+    ended = threading.Event()
+
+    async def call() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    with pytest.raises(DataPlaneError, match=r"put of 3 rows did not end within 0\.05 s"):
+        plane._ended("put of 3 rows", call())
+    assert ended.wait(10)
+    plane.close()
+
+
+def test_a_library_that_does_not_start_is_named_and_left_behind():
+    plane = TransferQueueDataPlane(deadline_s=60.0, startup_deadline_s=0.05)
+    may_end = threading.Event()
+    with pytest.raises(DataPlaneError, match=r"connect did not end within 0\.05 s"):
+        plane._ended_in_thread("connect", lambda: may_end.wait(60), 0.05)
+    may_end.set()
+    plane.close()
