@@ -17,6 +17,10 @@ MAX_CALLS = 100_000
 """At once. Ray's default of 1000 would let pings wait behind groups, and a worker with many be taken as dead."""
 
 
+YOUNG_OBJECTS = 5_000
+"""How many are made before the collector looks at them. Python's default of 700 is one episode's; nearly all end without it."""
+
+
 @ray.remote(num_cpus=1, max_restarts=0, max_concurrency=MAX_CALLS)
 class AgentWorkerActor(Pinged):
     """Episodes, tools and graders; writes trajectories into the data plane."""
@@ -36,6 +40,7 @@ class AgentWorkerActor(Pinged):
         # would go through again, and episodes bring one about every few seconds.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(YOUNG_OBJECTS)
 
     async def readdress(self, old: str, new: str) -> None:
         """An engine was started again at another URL."""
