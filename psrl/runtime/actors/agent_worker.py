@@ -15,8 +15,6 @@ from psrl.types import GroupUid
 
 MAX_CALLS = 100_000
 """At once. Ray's default of 1000 would let pings wait behind groups, and a worker with many be taken as dead."""
-
-
 YOUNG_OBJECTS = 5_000
 """How many are made before the collector looks at them. Python's default of 700 is one episode's; nearly all end without it."""
 
