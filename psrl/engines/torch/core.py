@@ -47,10 +47,8 @@ class Running:
     request: TurnRequest
     prompt: np.ndarray  # [P] int64
     on_done: TurnDone
-    seed: int
-    limit: int
-    """Most tokens, the prompt included."""
-    stop_ids: np.ndarray
+    sampling: tuple[float, float, int, int, int]
+    """As `slots.SAMPLING` has it."""
     num_cached: int = 0
 
 
@@ -94,9 +92,13 @@ class TorchCore:
             request=request,
             prompt=np.array(request.token_ids, np.int64),
             on_done=on_done,
-            seed=seed % 2**64,
-            limit=min(len(request.token_ids) + sampling.max_tokens, self.max_model_len),
-            stop_ids=np.array(sampling.stop_token_ids, np.int64),
+            sampling=(
+                sampling.temperature,
+                sampling.top_p,
+                sampling.top_k,
+                seed % 2**64,
+                min(len(request.token_ids) + sampling.max_tokens, self.max_model_len),
+            ),
         )
         self._post(lambda: self._queue(sequence), refused=lambda: on_done(TurnFailure.ERROR))
 
@@ -237,7 +239,7 @@ class TorchCore:
             if match.num_coming >= match.num_tokens + MIN_SHARED_TOKENS:
                 held_back.append(sequence)  # its prefix is being computed: copy it after this step
                 continue
-            self._slots.admit(sequence.prompt, match)
+            self._slots.sampling[self._slots.admit(sequence.prompt, match)] = sequence.sampling
             self._running.append(sequence)
             sequence.num_cached = match.num_tokens
             self._num_prompt += len(sequence.prompt)
@@ -301,16 +303,13 @@ class TorchCore:
 
     def _sample(self, logits: torch.Tensor, rows: np.ndarray) -> None:
         slots = self._slots
-        sequences = [self._running[slot] for slot in rows]
-        params = [sequence.request.sampling for sequence in sequences]
-        ends = slots.num_tokens[rows]
-        seeds = np.array([sequence.seed for sequence in sequences], np.uint64)
+        wanted, ends = slots.sampling[rows], slots.num_tokens[rows]
         ids, logprobs = sample(
             logits,
-            temperature_R=np.array([one.temperature for one in params], np.float32),
-            top_p_R=np.array([one.top_p for one in params], np.float32),
-            top_k_R=np.array([one.top_k for one in params], np.int64),
-            uniforms_R=uniforms(seeds, ends),
+            temperature_R=wanted["temperature"],
+            top_p_R=wanted["top_p"],
+            top_k_R=wanted["top_k"],
+            uniforms_R=uniforms(wanted["seed"], ends),
         )
         slots.tokens[rows, ends] = ids
         slots.logprobs[rows, ends] = logprobs
@@ -318,11 +317,12 @@ class TorchCore:
         slots.num_tokens[rows] += 1
         self._num_sampled += len(rows)
         self._rate.add(len(rows))
+        is_full = ends + 1 >= wanted["max_tokens"]
         finished = []
-        for slot, sequence, token, end in zip(rows.tolist(), sequences, ids.tolist(), ends.tolist(), strict=True):
-            if token in sequence.request.sampling.stop_token_ids:
+        for slot, token, is_at_limit in zip(rows.tolist(), ids.tolist(), is_full.tolist(), strict=True):
+            if token in self._running[slot].request.sampling.stop_token_ids:
                 finished.append((slot, FinishReason.STOP))
-            elif end + 1 >= sequence.limit:
+            elif is_at_limit:
                 finished.append((slot, FinishReason.LENGTH))
         for slot, reason in sorted(finished, reverse=True):
             self._finish(slot, reason)

@@ -52,9 +52,9 @@ def sample(
         top_k = torch.from_numpy(np.where(is_cut & (top_k_R > 0), top_k_R, logits_RV.shape[1]).astype(np.int64)).to(device)
         ids, logprobs = _sample_cut(logits_RV, top_p, top_k, numbers)
     else:
-        logprobs_RV = logits_RV.log_softmax(-1)
-        ids = _invert(logprobs_RV.exp(), numbers)
-        logprobs = logprobs_RV.gather(1, ids)[:, 0]
+        probs_RV = logits_RV.softmax(-1)
+        ids = _invert(probs_RV, numbers)
+        logprobs = probs_RV.gather(1, ids).log_()[:, 0]
         ids = ids[:, 0]
     if is_greedy.any():
         greedy = torch.from_numpy(is_greedy).to(device)
@@ -73,9 +73,9 @@ def _sample_cut(
     probs = ordered.softmax(-1)
     before = probs.cumsum(-1) - probs
     ordered = ordered.masked_fill((before >= top_p_R[:, None]) & (ranks > 0), float("-inf"))
-    logprobs = ordered.log_softmax(-1)
-    drawn = _invert(logprobs.exp(), numbers_R)
-    return order.gather(1, drawn)[:, 0], logprobs.gather(1, drawn)[:, 0]
+    kept = ordered.softmax(-1)
+    drawn = _invert(kept, numbers_R)
+    return order.gather(1, drawn)[:, 0], kept.gather(1, drawn).log_()[:, 0]
 
 
 def _invert(probs_RV: torch.Tensor, numbers_R: torch.Tensor) -> torch.Tensor:

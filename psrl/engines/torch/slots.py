@@ -32,6 +32,12 @@ class PrefixMatch:
     """The longest beginning that running sequences will hold after their prefill."""
 
 
+SAMPLING = np.dtype(
+    [("temperature", np.float32), ("top_p", np.float32), ("top_k", np.int64), ("seed", np.uint64), ("max_tokens", np.int64)]
+)
+"""How a running sequence is sampled; `max_tokens` with its prompt."""
+
+
 class SlotTable:
     """Host-side arrays by slot, beside the cache of keys and values."""
 
@@ -41,36 +47,41 @@ class SlotTable:
         self.num_slots = num_slots
         self.num_running = 0
         self.tokens = np.zeros((num_slots, max_len), np.int64)
+        self._counts = np.zeros((3, num_slots), np.int64)
+        self.num_tokens, self.num_computed, self.last_used = self._counts
+        # Of running slots only.
         self.logprobs = np.zeros((num_slots, max_len), np.float32)
         self.versions = np.zeros((num_slots, max_len), np.int32)
-        self.num_tokens = np.zeros(num_slots, np.int64)
-        self.num_computed = np.zeros(num_slots, np.int64)
-        self.last_used = np.zeros(num_slots, np.int64)
+        self.sampling = np.zeros(num_slots, SAMPLING)
         self._clock = 0
 
     def match(self, prompt: np.ndarray) -> PrefixMatch:
         """Compare a prompt with every slot; its last token always stays to be computed."""
         length = len(prompt) - 1
-        differs = self.tokens[:, :length] != prompt[:length]
-        agree = np.where(differs.any(1), differs.argmax(1), length) if length else np.zeros(self.num_slots, np.int64)
+        # One column more than is compared, which always differs: argmax is then the number of tokens that agree.
+        differs = np.ones((self.num_slots, length + 1), bool)
+        np.not_equal(self.tokens[:, :length], prompt[:length], out=differs[:, :length])
+        agree = differs.argmax(1)
         ready = np.minimum(agree, self.num_computed)
         coming = np.minimum(agree, self.num_tokens)[: self.num_running]
+        num_tokens = int(ready.max())
         # Of equal matches take one that ends there: an ended turn that this prompt goes on with.
-        slot = int(np.lexsort((self.num_computed, -ready))[0])
-        return PrefixMatch(slot=slot, num_tokens=int(ready[slot]), num_coming=int(coming.max()) if len(coming) else 0)
+        slot = int(np.where(ready == num_tokens, self.num_computed, np.iinfo(np.int64).max).argmin())
+        return PrefixMatch(slot=slot, num_tokens=num_tokens, num_coming=int(coming.max()) if len(coming) else 0)
 
     def admit(self, prompt: np.ndarray, match: PrefixMatch) -> int:
         """Make the next running slot hold the prompt, with what `match` found; returns the slot."""
         slot, source = self.num_running, match.slot
         if source >= slot and match.num_tokens == self.num_computed[source] > 0:
-            self.swap(slot, source)
+            self._swap_cached(slot, source)
         else:
-            idle = np.arange(slot, self.num_slots)
-            age = self.last_used[slot:] + np.where(self.num_computed[slot:] == 0, -(2**62), 0) + np.where(idle == source, 2**61, 0)
-            victim = int(idle[age.argmin()])
+            age = self.last_used[slot:] + np.where(self.num_computed[slot:] == 0, -(2**62), 0)
+            if source >= slot:
+                age[source - slot] += 2**61
+            victim = slot + int(age.argmin())
             if victim != source:
                 self.num_computed[victim] = 0
-            self.swap(slot, victim)
+            self._swap_cached(slot, victim)
             source = {slot: victim, victim: slot}.get(source, source)
             if source != slot and match.num_tokens:
                 shared = self.keys_values[:, :, :, :, : match.num_tokens]
@@ -86,25 +97,38 @@ class SlotTable:
         self._clock += 1
         self.num_tokens[slot] = self.num_computed[slot] = min(self.num_computed[slot], self.num_tokens[slot])
         self.last_used[slot] = self._clock
-        self.swap(slot, self.num_running - 1)
-        self.num_running -= 1
+        last = self.num_running - 1
+        if slot != last:
+            self._swap_cached(slot, last)
+            used = int(self.num_tokens[slot])
+            for array in (self.logprobs, self.versions):
+                array[slot, :used] = array[last, :used]
+            self.sampling[slot] = self.sampling[last]
+        self.num_running = last
 
     def swap(self, a: int, b: int) -> None:
-        """Exchange two slots, keys and values included."""
+        """Exchange two running slots."""
+        self._swap_cached(a, b)
+        for array in (self.logprobs, self.versions, self.sampling):
+            array[[a, b]] = array[[b, a]]
+
+    def _swap_cached(self, a: int, b: int) -> None:
+        """Exchange what also ended turns have: tokens, keys and values."""
         if a == b:
             return
-        for array in (self.tokens, self.logprobs, self.versions, self.num_tokens, self.num_computed, self.last_used):
-            array[[a, b]] = array[[b, a]]
+        used = int(max(self.num_tokens[a], self.num_tokens[b]))
+        self.tokens[[a, b], :used] = self.tokens[[b, a], :used]
+        self._counts[:, [a, b]] = self._counts[:, [b, a]]
         for source, target in ((a, b), (b, a)):
             # After the exchange of the counts, num_computed[target] counts what `source` held.
             if self.num_computed[source] == 0:
-                used = self.keys_values[:, :, :, :, : int(self.num_computed[target])]
-                used[:, :, target].copy_(used[:, :, source])
+                held = self.keys_values[:, :, :, :, : int(self.num_computed[target])]
+                held[:, :, target].copy_(held[:, :, source])
                 return
-        used = self.keys_values[:, :, :, :, : int(max(self.num_computed[a], self.num_computed[b]))]
-        kept = used[:, :, a].clone()
-        used[:, :, a].copy_(used[:, :, b])
-        used[:, :, b].copy_(kept)
+        held = self.keys_values[:, :, :, :, : int(max(self.num_computed[a], self.num_computed[b]))]
+        kept = held[:, :, a].clone()
+        held[:, :, a].copy_(held[:, :, b])
+        held[:, :, b].copy_(kept)
 
     def clear_idle(self) -> None:
         """Forget ended turns."""
