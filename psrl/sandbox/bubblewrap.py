@@ -20,7 +20,7 @@ from psrl.config.sandbox import SandboxConfig
 from psrl.errors import SandboxUnavailableError
 from psrl.sandbox.backend import SandboxBackend
 from psrl.sandbox.guest_sandbox import GUEST_FILES, LABEL_VARIABLE, guest_source
-from psrl.sandbox.local_guest import GuestCommand, LocalGuestSandbox
+from psrl.sandbox.local_guest import GuestCommand, LocalGuestSandbox, load_guest
 from psrl.sandbox.packages import PACKAGES_FOLDER, PROGRAMS_FOLDER, PSRL_FOLDER, Packages, packages_of
 from psrl.sandbox.seccomp import denied_calls_filter
 from psrl.types import SandboxSpec
@@ -109,13 +109,14 @@ class BubblewrapSandbox(LocalGuestSandbox):
             "TMPDIR": "/tmp",
             "LANG": "C.UTF-8",
             "LC_ALL": "C.UTF-8",
+            "LD_BIND_NOW": "1",
             LABEL_VARIABLE: self.label,
         }
         if self._packages.entries:
             env["PYTHONPATH"] = PACKAGES_FOLDER
         for key, value in env.items():
             argv += ["--setenv", key, value]
-        argv += [python, "-E", "-s", "-B", f"{GUEST_FOLDER}/guest.py", "isolated", work, *scratch]
+        argv += [python, "-E", "-s", "-B", "-c", load_guest(GUEST_FOLDER), "isolated", work, *scratch]
         return GuestCommand(
             argv=tuple(argv), env={LABEL_VARIABLE: self.label}, cwd="/", user=user, pass_fds=tuple(fds), guest_pid_fd=info_read
         )

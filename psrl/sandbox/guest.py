@@ -1,10 +1,13 @@
 """The process that serves one sandbox from the inside: forks a fresh process for every call and ends its whole tree.
 
-Runs as a script, on the standard library alone (Python 3.9 or newer). As `isolated` or `container` it is pid 1 of its own pid
-namespace: the kernel then drops every signal that a program inside sends to it, and `kill(-1)` from here reaches every process
-there is. Being undumpable, it can be neither traced nor read through /proc, and `guest_filter.py` refuses programs the calls that would
-change its limits. Each call gets its own session, pipes, limits
-and no descriptor of the control stream, so a program can print what looks like an answer but never send one.
+On the standard library alone (Python 3.9 or newer). As `isolated` or `container` it is pid 1 of its own pid namespace: the kernel then
+drops every signal that a program inside sends to it, and `kill(-1)` from here reaches every process there is. Being undumpable, it can be
+neither traced nor read through /proc, and `guest_filter.py` refuses programs the calls that would change its limits. Each call gets its
+own session, pipes, limits and no descriptor of the control stream (`guest_child.py`), so a program can print what looks like an answer but
+never send one.
+
+What a call costs is mostly the fork: copying the guest's page tables, and each page that guest or program then write. So the guest keeps
+little in memory, and does little while the program lives.
 
 Invariant: when an answer is sent, no process of the call is left. Frames: two big-endian uint32 (length of a JSON
 header, length of the payload), then both. While a call runs, the host sends nothing, or closes the stream and the guest ends, or
@@ -17,21 +20,19 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import itertools
 import json
 import os
-import resource
-import selectors
-import shutil
+import select
 import signal
 import stat
 import struct
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from typing import Any
 
-from guest_filter import guest_filter, protect
+from guest_child import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, Child
+from guest_filter import protect
 from guest_kernel import LIBC, num_files, num_oom_kills, pidfd_of, posture, private_bytes, tree_of_calls
 from guest_output import Collector
 
@@ -39,35 +40,48 @@ PACKAGES_FOLDER = "/opt/psrl/packages"
 FRAME = struct.Struct("!II")
 TICK_S = 0.05
 """How often memory, CPU and process count of the whole tree are summed."""
+SHORT_S = 0.005
+"""How long a program may be held up that fills its pipe at once."""
 OUTPUT_KILL_FACTOR = 256
 """A program that prints this many times its cap is ended; reading it to its time limit would only burn CPU."""
 MAX_FILES = 20_000
 MAX_FILES_CLEANED = 2_000
 """More leftovers than this are removed by replacing the sandbox."""
 PRELOADED = (
-    "bisect", "collections", "cmath", "copy", "dataclasses", "datetime", "decimal", "fractions", "functools", "heapq",
-    "itertools", "math", "operator", "random", "re", "statistics", "string", "textwrap", "typing",
+    "bisect", "collections", "cmath", "copy", "datetime", "decimal", "fractions", "functools", "heapq",
+    "itertools", "math", "operator", "re", "string", "textwrap", "typing",
 )  # fmt: skip
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+"""Not what costs each fork more than it costs the few programs that import it: `threading` and `random` act in every fork."""
+decode_json, encode_json = json.JSONDecoder().raw_decode, json.JSONEncoder(check_circular=False).encode
+PR_SET_CHILD_SUBREAPER = 36
 
 
 class Guest:
     """One sandbox's server; handles one request at a time."""
 
     def __init__(
-        self, control: tuple[int, int], *, mode: str, work: str, scratch: tuple[str, ...], run_program: Callable[[str, bool], int]
+        self,
+        control: tuple[int, int],
+        *,
+        mode: str,
+        is_protected: bool,
+        work: str,
+        scratch: tuple[str, ...],
+        child: Child,
     ) -> None:
         """`control` is read from and written to; programs start in `work`; `scratch` are folders in memory, emptied after each program.
 
         `mode`: `isolated`, `container` (the kernel bounds memory and processes of all programs together), or `shared`.
+        `is_protected`: the filter of `guest_filter.py` holds for this process and all that it starts.
         """
         self._requests, self._answers = control
         self._is_isolated = mode != "shared"
         self._is_bounded = mode == "container"
         self._work = work
         self._scratch = scratch
-        self._run_program = run_program
-        self._filter = guest_filter(os.getpid()) if self._is_isolated else None
+        self._child = child
+        self._is_protected = is_protected
+        self._uid = os.geteuid()
         self._posture = posture()
 
     def serve(self) -> None:
@@ -99,7 +113,7 @@ class Guest:
             return None
         header_size, payload_size = FRAME.unpack(frame)
         header, payload = self._receive(header_size), self._receive(payload_size)
-        return None if header is None or payload is None else (json.loads(header), payload)
+        return None if header is None or payload is None else (decode_json(header.decode())[0], payload)
 
     def _receive(self, size: int) -> bytes | None:
         parts = bytearray()
@@ -111,7 +125,7 @@ class Guest:
         return bytes(parts)
 
     def _send(self, header: dict[str, Any], payload: bytes = b"") -> None:
-        encoded = json.dumps(header).encode()
+        encoded = encode_json(header).encode()
         frame = memoryview(FRAME.pack(len(encoded), len(payload)) + encoded + payload)
         while frame:
             frame = frame[os.write(self._answers, frame) :]
@@ -145,7 +159,7 @@ class Guest:
 
         Where a filter holds it was somebody outside, such as an orchestrator that moves containers to other cores.
         """
-        return self._is_isolated and self._filter is None and bool(posture() != self._posture)
+        return self._is_isolated and not self._is_protected and bool(posture() != self._posture)
 
     def _send_tampered(self, request: dict[str, Any]) -> None:
         is_suspect = request["op"] == "program"
@@ -156,19 +170,26 @@ class Guest:
             self._send_tampered(request)
             return
         limits = request["limits"]
+        code, typed = None, payload
+        if request["op"] == "program":
+            source, typed = payload[: request["code_bytes"]], payload[request["code_bytes"] :]
+            code = source.decode("utf-8", "surrogatepass")
+        bounds = self._child.bounds(limits)
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
         err_cap = limits["output_bytes"] // 4
         out, err = Collector(out_read, limits["output_bytes"] - err_cap), Collector(err_read, err_cap)
+        poll = select.poll()  # no selector of `selectors`: what the guest touches while the program lives is copied, page by page
+        poll.register(self._requests, select.POLLIN)
         started = time.monotonic()
         oom_kills = num_oom_kills() if self._is_bounded else 0
         guest_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._run_child(request, payload, out_write, err_write, guest_pid)
+            self._child.become(request, code, typed, bounds, (out_write, err_write), guest_pid)
         os.close(out_write)
         os.close(err_write)
-        killed_by = self._supervise(pid, (out, err), limits, started)
+        killed_by = self._supervise(pid, poll, (out, err), limits, started)
         status, cpu_s = self._end_tree(pid)
         for stream in (out, err):
             while stream.read():
@@ -194,40 +215,40 @@ class Guest:
         }  # fmt: skip
         self._send(answer, stdout + stderr)
 
-    def _supervise(self, pid: int, streams: tuple[Collector, ...], limits: dict[str, Any], started: float) -> str | None:
+    def _supervise(self, pid: int, poll: select.poll, streams: tuple[Collector, ...], limits: dict[str, Any], started: float) -> str | None:
         """Read output until the program ends (None) or breaks a limit (its name)."""
         deadline = started + limits["wall_s"]
-        next_check = started + TICK_S
-        baseline = private_bytes(os.getpid())
+        next_check = started + SHORT_S
+        by_fd: dict[int, Collector] = {}
         pidfd = pidfd_of(pid)
-        with selectors.DefaultSelector() as selector:
-            selector.register(pidfd, selectors.EVENT_READ)
-            selector.register(self._requests, selectors.EVENT_READ)
-            for stream in streams:
-                selector.register(stream.fd, selectors.EVENT_READ, stream)
-            try:
-                while True:
-                    now = time.monotonic()
-                    ready = selector.select(max(0.0, min(next_check, deadline) - now))
-                    for key, _ in ready:
-                        if key.fd == pidfd:
-                            return None
-                        if key.fd == self._requests:
-                            return self._interruption()
-                        if not key.data.read():
-                            selector.unregister(key.fd)
-                    now = time.monotonic()
-                    if now >= deadline:
-                        return "wall_time"
-                    if sum(stream.total for stream in streams) > OUTPUT_KILL_FACTOR * limits["output_bytes"]:
-                        return "output"
-                    if now >= next_check:
-                        next_check = now + TICK_S
-                        broken = self._broken_limit(limits, baseline)
-                        if broken is not None:
-                            return broken
-            finally:
-                os.close(pidfd)
+        poll.register(pidfd, select.POLLIN)
+        try:
+            while True:
+                now = time.monotonic()
+                for fd, _ in poll.poll(max(0.0, 1000 * (min(next_check, deadline) - now))):
+                    if fd == pidfd:
+                        return None
+                    if fd == self._requests:
+                        return self._interruption()
+                    if not by_fd[fd].read():
+                        poll.unregister(fd)
+                now = time.monotonic()
+                if now >= deadline:
+                    return "wall_time"
+                if sum(stream.total for stream in streams) > OUTPUT_KILL_FACTOR * limits["output_bytes"]:
+                    return "output"
+                if not by_fd and now >= next_check:  # what a short program writes is read when it has ended
+                    for stream in streams:
+                        by_fd[stream.fd] = stream
+                        poll.register(stream.fd, select.POLLIN)
+                    next_check = started + TICK_S
+                elif now >= next_check:
+                    next_check = now + TICK_S
+                    broken = self._broken_limit(limits)
+                    if broken is not None:
+                        return broken
+        finally:
+            os.close(pidfd)
 
     def _interruption(self) -> str:
         received = self._next()
@@ -236,12 +257,13 @@ class Guest:
         why: str = received[0]["why"]
         return why
 
-    def _broken_limit(self, limits: dict[str, Any], baseline: int) -> str | None:
+    def _broken_limit(self, limits: dict[str, Any]) -> str | None:
         tree = tree_of_calls(is_isolated=self._is_isolated)
         if len(tree) > limits["num_processes"] + 1:
             return "processes"
         if sum(cpu_s for cpu_s in tree.values()) > limits["cpu_s"]:
             return "cpu_time"
+        baseline = private_bytes(os.getpid())  # a fork begins with the guest's own
         if sum(max(0, private_bytes(pid) - baseline) for pid in tree) > limits["memory_bytes"]:
             return "memory"
         if self._is_isolated and any(num_files(folder) > MAX_FILES for folder in self._scratch):
@@ -276,84 +298,30 @@ class Guest:
             return False
         for folder in self._scratch:
             try:
-                if os.stat(folder).st_uid == os.geteuid():
+                status = os.stat(folder)
+                if status.st_uid == self._uid and stat.S_IMODE(status.st_mode) != 0o700:
                     os.chmod(folder, 0o700)
-                if self._is_isolated and num_files(folder) > MAX_FILES_CLEANED:
-                    return False
                 with os.scandir(folder) as entries:
-                    for entry in entries:
+                    first = next(entries, None)
+                    if first is None:
+                        continue
+                    if self._is_isolated and num_files(folder) > MAX_FILES_CLEANED:
+                        return False
+                    for entry in itertools.chain((first,), entries):
                         if entry.is_dir(follow_symlinks=False):
-                            shutil.rmtree(entry.path)
+                            importlib.import_module("shutil").rmtree(entry.path)
                         else:
                             os.unlink(entry.path)
             except (OSError, RecursionError):
                 return False
         return True
 
-    # ------------------------------------------------------------ the child
-
-    def _run_child(self, request: dict[str, Any], payload: bytes, out_write: int, err_write: int, guest_pid: int) -> None:
-        """Never returns. In the fork: give up everything that is the guest's, then be the program."""
-        stderr = err_write
-        try:
-            stdin = os.open(os.devnull, os.O_RDONLY)
-            is_program = request["op"] == "program"
-            typed = payload[request["code_bytes"] :] if is_program else payload
-            if typed:
-                with tempfile.TemporaryFile(dir=self._work) as file:
-                    file.write(typed)
-                    file.flush()
-                    os.dup2(file.fileno(), stdin)
-                os.lseek(stdin, 0, os.SEEK_SET)
-            os.setsid()
-            for target, fd in enumerate((stdin, out_write, err_write)):
-                os.dup2(fd, target)
-            stderr = 2
-            os.closerange(3, 65536)
-            LIBC.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-            if not self._is_isolated:
-                LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != guest_pid:  # it died before it could be told apart from a parent that lives
-                    os._exit(1)
-            os.chdir(request.get("cwd") or self._work)
-            self._limit(request["limits"])
-            if self._filter is not None:
-                protect(self._filter)
-            if is_program:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-                code = payload[: request["code_bytes"]].decode("utf-8", "surrogatepass")
-                os._exit(self._run_program(code, request["shows_last"]))
-            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-            argv = request["argv"]
-            try:
-                os.execvpe(argv[0], argv, {**os.environ, **request["env"]})
-            except (OSError, ValueError) as error:  # ValueError: a null byte or a lone surrogate in argv
-                words = error.strerror if isinstance(error, OSError) else str(error)
-                os.write(2, f"cannot run {argv[0]}: {words}\n".encode("utf-8", "backslashreplace"))
-                os._exit(127)
-        except (OSError, ValueError) as error:  # such as a stdin for which the disk has no room; ValueError: a null byte in `cwd`
-            os.write(stderr, f"cannot start: {error}\n".encode("utf-8", "backslashreplace"))
-        finally:  # the fork must not go on as a second guest, whatever failed
-            os._exit(1)
-
-    def _limit(self, limits: dict[str, Any]) -> None:
-        cpu_s = max(1, -(-limits["cpu_s"] // 1))
-        bounds = {resource.RLIMIT_FSIZE: limits["disk_bytes"], resource.RLIMIT_CORE: 0}
-        if self._is_bounded:
-            with open("/proc/self/oom_score_adj", "w") as file:  # short of memory, the kernel ends programs and not the guest
-                file.write("1000")
-        else:
-            bounds.update({resource.RLIMIT_AS: limits["memory_bytes"], resource.RLIMIT_NOFILE: 256})
-            if self._is_isolated:  # elsewhere the count is of all processes of the user
-                bounds[resource.RLIMIT_NPROC] = limits["num_processes"] + 1
-        for kind, bound in bounds.items():
-            resource.setrlimit(kind, (bound, bound))
-        resource.setrlimit(resource.RLIMIT_CPU, (int(cpu_s), int(cpu_s) + 1))
-
 
 def main(arguments: list[str]) -> None:
     """Take the control stream from descriptors 0 and 1 and serve. `arguments`: the mode, the work folder, scratch folders."""
     mode, work, *scratch = arguments
+    os.environ.pop("LD_BIND_NOW", None)  # for this process, whose forks would each look up the same functions again
+    is_protected = mode != "shared" and protect()
     if mode == "container":
         with contextlib.suppress(OSError):
             os.makedirs(work, exist_ok=True)
@@ -361,8 +329,16 @@ def main(arguments: list[str]) -> None:
             sys.exit(f"the folder {work} cannot be written by uid {os.geteuid()}")
         os.chdir(work)
     control = (fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 100), fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 100))
+    # Beside this file, which is not in a package inside the sandbox; in a container the host has loaded it.
+    interpreter = importlib.import_module("guest_interpreter")
     null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
+    os.dup2(null, 0)
+    for fd in os.pipe():
+        os.dup2(fd, 1)
+        os.dup2(fd, 2)
+        os.close(fd)
+    interpreter.prepare()
+    for fd in (1, 2):
         os.dup2(null, fd)
     os.close(null)
     LIBC.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
@@ -371,8 +347,6 @@ def main(arguments: list[str]) -> None:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     # The kernel protects pid 1 only from signals that it does not handle, and Python handles this one.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # Beside this file, which is not in a package inside the sandbox; in a container the host has loaded it.
-    run_program: Callable[[str, bool], int] = importlib.import_module("guest_interpreter").run_program
     if mode != "container":  # a program sees its own modules only, not this folder
         del sys.path[0]
     if mode != "shared" and os.path.isdir(PACKAGES_FOLDER):
@@ -380,9 +354,8 @@ def main(arguments: list[str]) -> None:
     for name in PRELOADED:
         importlib.import_module(name)
     gc.collect()
+    with contextlib.suppress(AttributeError):  # musl has none
+        LIBC.malloc_trim(0)  # what compiling left: every page that is there makes each fork dearer
     gc.freeze()
-    Guest(control, mode=mode, work=work, scratch=tuple(scratch), run_program=run_program).serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    child = Child(mode=mode, work=work, run_program=interpreter.run_program)
+    Guest(control, mode=mode, is_protected=is_protected, work=work, scratch=tuple(scratch), child=child).serve()

@@ -37,11 +37,24 @@ class FilterProgram(ctypes.Structure):
     _fields_ = [("size", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
 
 
-def guest_filter(guest_pid: int) -> bytes | None:
-    """The filter for this machine; None where its numbers are not known or it has no filters: the guest then sees only what was done."""
+def protect() -> bool:
+    """From here on the filter holds for this process, the guest, and all that it starts.
+
+    False where the machine's numbers are not known or it has no filters: the guest then sees only what was done.
+    OSError: the kernel takes none.
+    """
     machine = os.uname().machine
     if machine not in ARCHITECTURES or not _has_filters():
-        return None
+        return False
+    instructions = _filter(machine, os.getpid())
+    program = FilterProgram(len(instructions) // INSTRUCTION.size, instructions)
+    for arguments in ((PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)):
+        if LIBC.prctl(*arguments) != 0:
+            raise OSError(ctypes.get_errno(), f"prctl {arguments[0]}: {os.strerror(ctypes.get_errno())}")
+    return True
+
+
+def _filter(machine: str, guest_pid: int) -> bytes:
     program = [
         (LOAD_WORD, 0, 0, OFFSET_ARCHITECTURE),
         (JUMP_IF_EQUAL, 1, 0, ARCHITECTURES[machine]),
@@ -66,11 +79,3 @@ def guest_filter(guest_pid: int) -> bytes | None:
 def _has_filters() -> bool:
     LIBC.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, None, 0, 0)  # a kernel that has them misses the filter, another one knows no such mode
     return ctypes.get_errno() == errno.EFAULT
-
-
-def protect(instructions: bytes) -> None:
-    """From here on the filter holds for this process and all that it starts. OSError: the kernel takes none."""
-    program = FilterProgram(len(instructions) // INSTRUCTION.size, instructions)
-    for arguments in ((PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), (PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(program), 0, 0)):
-        if LIBC.prctl(*arguments) != 0:
-            raise OSError(ctypes.get_errno(), f"prctl {arguments[0]}: {os.strerror(ctypes.get_errno())}")

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import ast
 import atexit
-import contextlib
 import linecache
 import os
 import sys
-import threading
 import traceback
 import types
 from typing import Any
@@ -22,40 +20,67 @@ PROGRAM = "<program>"
 MAX_FRAMES = 8
 
 
-def run_program(code: str, shows_last: bool = True) -> int:
-    """Run Python source as `__main__`, and show the value of a last expression unless told not to; returns the exit code."""
+def prepare() -> None:
+    """Make what every program finds: an empty `__main__`, and text streams on 0, 1 and 2, of which 1 and 2 must be pipes already."""
     stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False, buffering=1)  # noqa: SIM115
     sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
     vars(sys).update(stdout=stdout, __stdout__=stdout, stderr=stderr, __stderr__=stderr)
     sys.argv = [PROGRAM]
-    main = types.ModuleType("__main__")
-    sys.modules["__main__"] = main
+    sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+def run_program(code: str, shows_last: bool = True) -> int:
+    """Run Python source as `__main__`, and show the value of a last expression unless told not to; returns the exit code."""
+    main, stdout, stderr = sys.modules["__main__"], sys.stdout, sys.stderr
     linecache.cache[PROGRAM] = (len(code), None, code.splitlines(True), PROGRAM)
-    # Taken before the program can replace them.
-    write, show, finish = stdout.write, repr, (vars(threading)["_shutdown"], atexit._run_exitfuncs)
+    write, show = stdout.write, repr  # taken before the program can replace them
     exit_code = 0
     try:
-        tree = ast.parse(code, PROGRAM)
-        last = tree.body[-1] if tree.body and shows_last else None
-        if isinstance(last, ast.Expr):
-            tree.body.pop()
-        exec(compile(tree, PROGRAM, "exec"), main.__dict__)
-        if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), PROGRAM, "eval"), main.__dict__)
+        statements, last = compiled(code, shows_last)
+        exec(statements, main.__dict__)
+        if last is not None:
+            value = eval(last, main.__dict__)
             if value is not None:
                 write(show(value) + "\n")
     except BaseException as error:  # noqa: BLE001  # whatever the program raises is its output
         exit_code = report(error, stdout, stderr)
-    for step in finish:
+    for step in (end_threads, atexit._run_exitfuncs):
         try:
             step()
         except BaseException as error:  # noqa: BLE001  # whatever the program raises is its output
             exit_code = exit_code or report(error, stdout, stderr)
     for stream in (stdout, stderr):
-        with contextlib.suppress(OSError, ValueError):  # the program closed its descriptor
+        try:  # noqa: SIM105
             stream.flush()
+        except (OSError, ValueError):  # the program closed its descriptor
+            pass
     return exit_code
+
+
+def compiled(code: str, shows_last: bool) -> tuple[types.CodeType, types.CodeType | None]:
+    """The program without its last expression, and that expression; the whole program and None where it has none that is to be shown."""
+    if not shows_last:
+        return compile(code, PROGRAM, "exec", dont_inherit=True), None
+    head, line_end, line = code.rstrip("\n ").rpartition("\n")
+    head += line_end
+    if line and not line[0].isspace() and "\r" not in head:
+        # Where both parts can be read alone, they are the statements. Most programs are such, and a syntax tree costs more than they do.
+        try:
+            last = compile("\n" * head.count("\n") + line, PROGRAM, "eval", dont_inherit=True)  # at its own line number
+            return compile(head, PROGRAM, "exec", dont_inherit=True), last
+        except SyntaxError:
+            pass
+    tree = compile(code, PROGRAM, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    shown = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    statements = compile(tree, PROGRAM, "exec", dont_inherit=True)
+    return statements, None if shown is None else compile(ast.Expression(shown.value), PROGRAM, "eval", dont_inherit=True)
+
+
+def end_threads() -> None:
+    """Wait for the threads of a program that has any: it has imported the module, not loaded before since it acts in every fork."""
+    if "threading" in sys.modules:
+        vars(sys.modules["threading"])["_shutdown"]()
 
 
 def report(error: BaseException, stdout: Any, stderr: Any) -> int:

@@ -23,7 +23,7 @@ from psrl.sandbox.link import GuestLink
 from psrl.types import CommandResult, SandboxLimits, SandboxSpec
 
 FRAME = struct.Struct("!II")
-GUEST_FILES = ("guest.py", "guest_filter.py", "guest_interpreter.py", "guest_kernel.py", "guest_output.py")
+GUEST_FILES = ("guest.py", "guest_child.py", "guest_filter.py", "guest_interpreter.py", "guest_kernel.py", "guest_output.py")
 START_TIMEOUT_S = 30.0
 """Generous: a machine whose cores all train still starts a Python in it."""
 ANSWER_GRACE_S = 5.0

@@ -22,6 +22,11 @@ END_WITHIN_S = 5.0
 LAST_WORDS = 2000
 
 
+def load_guest(folder: str) -> str:
+    """Python that loads the guest from `folder` and runs it: not as a script, whose syntax tree stays in memory while it runs."""
+    return f"import sys; sys.path[0] = {folder!r}; import guest; guest.main(sys.argv[1:])"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GuestCommand:
     """How to start a guest."""

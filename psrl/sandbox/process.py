@@ -16,7 +16,7 @@ from typing import Any
 from psrl.config.sandbox import SandboxConfig
 from psrl.sandbox.backend import SandboxBackend
 from psrl.sandbox.guest_sandbox import LABEL_VARIABLE
-from psrl.sandbox.local_guest import GuestCommand, LocalGuestSandbox
+from psrl.sandbox.local_guest import GuestCommand, LocalGuestSandbox, load_guest
 from psrl.sandbox.packages import packages_of
 from psrl.sandbox.reaper import FOLDER_PREFIX, kill_all_that_mention
 from psrl.types import SandboxSpec
@@ -42,16 +42,16 @@ class ProcessSandbox(LocalGuestSandbox):
     def _command(self) -> GuestCommand:
         self._remove_folder()
         self._folder = tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{self.label}-")
-        guest = Path(__file__).parent / "guest.py"
         env = {
             "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
             "HOME": self._folder,
             "TMPDIR": self._folder,
             "LANG": "C.UTF-8",
             "LC_ALL": "C.UTF-8",
+            "LD_BIND_NOW": "1",
         }
         return GuestCommand(
-            argv=(sys.executable, "-E", "-s", "-B", str(guest), "shared", self._folder, self._folder),
+            argv=(sys.executable, "-E", "-s", "-B", "-c", load_guest(str(Path(__file__).parent)), "shared", self._folder, self._folder),
             env={**env, LABEL_VARIABLE: self.label},
             cwd=self._folder,
         )

@@ -53,6 +53,7 @@ INTERPRETER = """\
 import os
 names = {{"__name__": "interpreter"}}
 exec(compile({source}, "<interpreter>", "exec"), names)
+names["prepare"]()
 os._exit(names["run_program"]({code}))
 """
 

@@ -1,15 +1,18 @@
 """What a program sees and shows in the interpreter, on every backend that it runs on by itself; and the pool around it."""
 
+import ast
 import asyncio
 import os
 import secrets
 import signal
+import types
 
 import pytest
 
 from psrl.config.sandbox import SandboxConfig
 from psrl.errors import SandboxError, SandboxUnavailableError
 from psrl.sandbox import build_interpreter
+from psrl.sandbox.guest_interpreter import PROGRAM, compiled
 from psrl.sandbox.reaper import labelled_processes
 
 RUN = f"interpreter_{secrets.token_hex(8)}"
@@ -60,6 +63,11 @@ SHOWN = [
     ("# only a comment", ""),
     ("print('é ∑')", "é ∑\n"),
     ("__name__", "'__main__'\n"),
+    ("x = [\n1,\n2]\nx", "[1, 2]\n"),
+    ("x = 1 + \\\n5", ""),
+    ("'''a\n5'''", "'a\\n5'\n"),
+    ("x: int = 3\n__annotations__", "{'x': <class 'int'>}\n"),
+    ("import os\n'LD_BIND_NOW' in os.environ or os.popen('env | grep LD_').read()", "''\n"),
     ("from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nA(1)", "A(x=1)\n"),
     ("import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A()))).__name__", "'A'\n"),
     ("import threading\nt = threading.Thread(target=lambda: print('late'))\nt.start()", "late\n"),
@@ -71,6 +79,35 @@ def test_a_last_expression_is_shown_by_repr_and_nothing_is_wrapped_in_print(back
     results = run_programs(*(code for code, _ in SHOWN), **backend)
     for (code, stdout), result in zip(SHOWN, results, strict=True):
         assert (result.stdout.decode(), result.stderr, result.exit_code) == (stdout, b"", 0), code
+
+
+SPLIT = [
+    "", "5", "\n5\n\n",
+    "# c", "x = 1\n2  # c", "x = 1;x", "x = \\\n5", "'\\\n5'", "(\n5)", "print(\n1\n)", "if 1:\n  2\n3", "if x:\n  2\nelse: 3",
+    "try:\n  1\nexcept E: 2\n5", "a\r\nb", "a\r1\nb", "1\n\f5", "a\n*a,", "(y := 5)", "y := 5", "yield 5", "'doc'", "'doc'\n5", "x: int\nx",
+    "5\\", "5\xa0", "from __future__ import annotations\nx: int\nx", "a\n(lambda:\n0)", "a\nlambda: 0", "return 5\nawait x\n", "'''a\n5",
+]  # fmt: skip
+
+
+def test_a_program_is_split_before_its_last_expression_as_its_syntax_tree_is():
+    def by_tree(text):
+        tree = ast.parse(text, PROGRAM)
+        last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+        statements = compile(tree, PROGRAM, "exec")
+        return statements, None if last is None else compile(ast.Expression(last.value), PROGRAM, "eval")
+
+    def all_of(code):
+        consts = [all_of(const) if isinstance(const, types.CodeType) else const for const in code.co_consts]
+        return code.co_code, code.co_names, list(code.co_lines()), consts
+
+    def outcome(split, text):
+        try:
+            return [part and all_of(part) for part in split(text)]
+        except SyntaxError as error:
+            return str(error)
+
+    for text in SPLIT:
+        assert outcome(lambda text: compiled(text, True), text) == outcome(by_tree, text), text
 
 
 def test_calls_share_neither_variables_nor_modules_nor_files_nor_processes(backend):
