@@ -20,6 +20,8 @@ from psrl.sandbox.link import GuestLink
 END_WITHIN_S = 5.0
 """The kernel ends what was killed at once, unless the machine is in trouble."""
 LAST_WORDS = 2000
+MAX_RECEIVED = 1 << 16
+"""At once: most answers come whole."""
 
 
 def load_guest(folder: str) -> str:
@@ -75,6 +77,7 @@ class LocalGuest(GuestLink):
                 self._close_pid_fd()
         ours.setblocking(False)
         self._socket: socket.socket | None = ours
+        self._received = bytearray()
 
     def watch(self) -> None:
         """Learn the pid of a guest that has answered, to wait for its end."""
@@ -97,13 +100,15 @@ class LocalGuest(GuestLink):
     async def receive(self, size: int) -> bytes:
         """See `GuestLink`."""
         assert self._socket is not None, "not used after end"
-        parts = bytearray()
-        while len(parts) < size:
-            chunk = await asyncio.get_running_loop().sock_recv(self._socket, min(size - len(parts), 1 << 20))
+        received = self._received
+        while len(received) < size:
+            chunk = await asyncio.get_running_loop().sock_recv(self._socket, MAX_RECEIVED)
             if not chunk:
                 raise ConnectionError("the guest is gone")
-            parts += chunk
-        return bytes(parts)
+            received += chunk
+        taken = bytes(received[:size])
+        del received[:size]
+        return taken
 
     def cut(self) -> None:
         """Kill the child."""
