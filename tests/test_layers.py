@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "psrl"
 LAYERS = (
     ("types", "protocols", "errors", "registry", "telemetry"),
-    ("config",),
+    ("config", "kernels"),
     ("chat", "staleness", "algorithms", "swe"),
     (
         "sandbox",
@@ -23,7 +23,6 @@ LAYERS = (
         "parameter_server",
         "processes",
         "simulation",
-        "kernels",
     ),
     ("engines", "gateway", "agent_loops", "sandbox_server", "training"),
     ("runtime",),

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from psrl.kernels.products import add_product, linear, product
 
 MAX_CHUNK_LOGITS = 2**23
 """32 MiB in float32, of which the backward pass holds two. Larger chunks were not faster; much smaller ones are, because the gradient of
@@ -111,9 +112,9 @@ class _ChunkedScore(torch.autograd.Function):
             grad_z_CV.div_(temperatures_N[span, None])
             typed_CV = grad_z_CV.to(weight_VH.dtype)
             if grad_hidden_NH is not None:
-                torch.mm(typed_CV, weight_VH, out=grad_hidden_NH[span])
+                product(typed_CV, weight_VH, out=grad_hidden_NH[span])
             if grad_weight_VH is not None:
-                _add_product(grad_weight_VH, typed_CV, hidden_NH[span])
+                add_product(grad_weight_VH, typed_CV.t(), hidden_NH[span])
             if grad_bias_V is not None:
                 grad_bias_V += grad_z_CV.sum(0)
         return (
@@ -131,12 +132,4 @@ def _spans(num_tokens: int, chunk: int) -> Iterator[slice]:
 
 
 def _scaled_logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperatures_C: Tensor) -> Tensor:
-    return F.linear(hidden_CH, weight_VH, bias_V).float().div_(temperatures_C[:, None])
-
-
-def _add_product(total_VH: Tensor, grad_CV: Tensor, hidden_CH: Tensor) -> None:
-    """total += grad^T hidden, in float32."""
-    if grad_CV.dtype == torch.float32:
-        total_VH.addmm_(grad_CV.t(), hidden_CH)
-    else:
-        total_VH += torch.mm(grad_CV.t(), hidden_CH)
+    return linear(hidden_CH, weight_VH, bias_V).float().div_(temperatures_C[:, None])

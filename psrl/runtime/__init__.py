@@ -6,6 +6,8 @@ because Ray, TransferQueue and transformers read these variables when they are i
 
 import os
 
+from psrl.kernels.processor import openblas_environment
+
 PROCESS_ENVIRONMENT = {
     # Threads that wait must sleep: trainer and engine share cores and take turns.
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -24,4 +26,4 @@ PROCESS_ENVIRONMENT = {
     "RAY_task_events_report_interval_ms": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-os.environ.update(PROCESS_ENVIRONMENT)
+os.environ.update(PROCESS_ENVIRONMENT | openblas_environment())

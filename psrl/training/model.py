@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from psrl.algorithms.logprobs import chosen_logprobs
 from psrl.config.model import ModelConfig
 from psrl.errors import ConfigError
+from psrl.kernels.products import use_products
 from psrl.training.adapter import add_adapter
 from psrl.training.attention import RowLayout, hidden_states, use_rows_attention
 
@@ -34,6 +35,7 @@ class PolicyModel(nn.Module):
         """`causal_lm` is a transformers `...ForCausalLM`; its parameters stay where they are."""
         super().__init__()
         self.causal_lm = causal_lm
+        use_products(causal_lm)
         self.can_pack_rows = use_rows_attention(causal_lm)
 
     def forward(
