@@ -86,7 +86,8 @@ class RolloutConfig:
     max_num_seqs: int = 64
     """Sequences that the engine decodes at once."""
     num_threads: int = 0
-    """CPU threads of a replica (of `vllm`: of each of its processes that compute); 0 shares the machine's cores among the replicas."""
+    """CPU threads of a replica (of `vllm`: of each of its processes that compute); 0 shares the machine's cores among the replicas, and
+    `torch` then takes one for each 4M parameters at most."""
     request_timeout_s: float = 120.0
     startup_timeout_s: float = 120.0
     device: str = "auto"

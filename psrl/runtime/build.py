@@ -15,7 +15,9 @@ import ray
 from psrl.chat.renderer import HfRenderer, load_renderer
 from psrl.config.deployment_checks import instance_sizes
 from psrl.config.gateway_checks import starts_gateway
+from psrl.config.model_size import read_model_size
 from psrl.config.placement import Role
+from psrl.config.plan_of_engines import engine_threads
 from psrl.config.rollout import AgentConfig, RolloutConfig
 from psrl.config.tree import Config
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
@@ -228,13 +230,14 @@ def is_near(places: Places, *, is_behind_smg: bool) -> Callable[[int, int, bool]
 def rollout_of(config: Config, role: Role, index: int, places: Places) -> RolloutConfig:
     """The settings of one replica: its device, its share of its node's cores, its tensor parallel size."""
     rollout = config.gen_actor_rollout_ref.rollout
-    size = instance_sizes(config)[index if role is Role.REPLICA else 0]
+    num_workers = instance_sizes(config)[index if role is Role.REPLICA else 0]
+    share = max(1, places.threads(role, index) // (num_workers // places.num_nodes(role, index)))
     inner = rollout.pipeline_model_parallel_size * rollout.data_parallel_size
     return replace(
         rollout,
         device=places.device(role, index),
-        num_threads=rollout.num_threads or max(1, places.threads(role, index) // (size // places.num_nodes(role, index))),
-        tensor_model_parallel_size=size // inner,
+        num_threads=engine_threads(rollout, read_model_size(config.train_actor_rollout_ref.model.path), share),
+        tensor_model_parallel_size=num_workers // inner,
     )
 
 

@@ -10,8 +10,9 @@ from psrl.config.load import Purpose, load_config
 from psrl.config.machine import Machine, read_machine
 from psrl.config.model_size import ModelSize, kv_cache_bytes, read_model_size
 from psrl.config.plan import make_plan, make_sft_plan
-from psrl.config.plan_of_engines import WEIGHT_VERSIONS_KEPT
+from psrl.config.plan_of_engines import WEIGHT_VERSIONS_KEPT, engine_threads
 from psrl.config.plan_of_training import SFT_MICRO_BATCH_TOKENS
+from psrl.config.rollout import RolloutConfig
 from psrl.errors import ConfigError
 
 LAPTOP = Machine(num_cores=2, memory_bytes=16 * 2**30)
@@ -108,7 +109,25 @@ def test_threads_of_zero_share_the_cores(tmp_path):
     eight = Machine(num_cores=8, memory_bytes=64 * 2**30)
     plan = plan_of(tmp_path, ["trainer.num_workers=2", "gen_actor_rollout_ref.rollout.num_replicas=4"], eight)
     assert process(plan, "train worker").num_cores == 4
-    assert process(plan, "torch engine").num_cores == 2
+    assert process(plan, "torch engine").num_cores == 1  # of its two: the model is tiny
+
+
+@pytest.mark.parametrize(
+    ("name", "num_parameters", "given", "threads"),
+    [
+        ("torch", 900_000, 0, 1),
+        ("torch", 27_000_000, 0, 6),
+        ("torch", 500_000_000, 0, 8),
+        ("torch", 900_000, 2, 2),
+        ("vllm", 900_000, 0, 8),
+    ],
+)
+def test_a_torch_engine_takes_the_threads_that_its_model_can_use(name, num_parameters, given, threads):
+    size = ModelSize(
+        num_parameters=num_parameters, num_layers=2, num_kv_heads=2, head_dim=8, vocab_size=10, hidden_size=16, intermediate_size=64,
+        num_heads=2, has_qk_norm=False,
+    )  # fmt: skip
+    assert engine_threads(RolloutConfig(name=name, num_threads=given), size, share=8) == threads
 
 
 def test_more_ranks_than_cores_are_refused(tmp_path):
