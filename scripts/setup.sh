@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 
 PURPOSE="${1:-train}"
 VERL="0.9.1"
+NIXL="1.5.1"
 TORCH_CPU="torch==2.13.0+cpu"
 TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
 VLLM="0.32.0"
@@ -92,6 +93,11 @@ if [ "$PURPOSE" = tests ] && [ ! -d ".venv/references/verl-$VERL.dist-info" ]; t
     # depends on is psrl's already, but for one.
     say "installing verl's release, which tests compare with"
     .venv/bin/pip install -q --no-deps --upgrade --target .venv/references "verl==$VERL" codetiming
+fi
+if [ "$PURPOSE" = tests ] && ! .venv/bin/pip show -q nixl-cu12 2>/dev/null; then
+    # For the tests of psrl.ps_mode=nixl_cpu. It depends on torch with CUDA and needs none of it to move a CPU's memory.
+    say "installing NIXL, whose transfers are tested"
+    .venv/bin/pip install -q --no-deps "nixl-cu12==$NIXL"
 fi
 
 # The released vLLM, its CPU build where there is no GPU, and what psrl's server in front of it needs. psrl itself is put there as a path.

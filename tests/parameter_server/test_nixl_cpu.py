@@ -1,6 +1,5 @@
-"""One-sided reads of a version out of another process's memory. The tests of transfers need NIXL (`pip install nixl`)."""
+"""One-sided reads of a version out of another process's memory. `scripts/setup.sh tests` installs NIXL."""
 
-import importlib.util
 import subprocess
 import sys
 
@@ -11,9 +10,6 @@ from psrl.errors import WeightSyncError
 from psrl.parameter_server.transports import nixl_cpu
 from psrl.parameter_server.transports.nixl_cpu import MemoryOffer, NixlReader
 
-needs_nixl = pytest.mark.skipif(
-    not any(importlib.util.find_spec(name.partition(".")[0]) for name in nixl_cpu.MODULES), reason="NIXL is not installed"
-)
 WRITER = """
 import sys
 import numpy as np
@@ -42,7 +38,6 @@ def offer_of(writer):
     return MemoryOffer(metadata=bytes.fromhex(metadata), address=int(address), size_bytes=int(size_bytes))
 
 
-@needs_nixl
 @pytest.mark.slow
 def test_a_version_is_read_whole_from_another_process_twice(writer):
     offer, reader = offer_of(writer), NixlReader()
@@ -50,7 +45,6 @@ def test_a_version_is_read_whole_from_another_process_twice(writer):
         assert np.array_equal(reader.read(offer, timeout_s=60).view(np.uint32), np.arange(3_000_000, dtype=np.uint32))
 
 
-@needs_nixl
 @pytest.mark.slow
 def test_a_writer_that_has_died_is_an_error_within_the_deadline(writer):
     offer, reader = offer_of(writer), NixlReader()

@@ -1,6 +1,5 @@
 """Weights on a node that cannot map the trainer's memory: two raylets on this machine stand for two nodes."""
 
-import importlib.util
 import os
 from contextlib import contextmanager
 
@@ -10,7 +9,6 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from psrl.parameter_server.transports.nixl_cpu import MODULES as NIXL_MODULES
 from psrl.runtime.actors.parameter_server import ParameterServerActor
 from tests.engines.tiny_models import save_tiny_qwen3
 from tests.runtime.weight_kit import WAIT_S, engines, mapped_versions, replica_actor, train_worker, wait
@@ -42,8 +40,6 @@ def holders() -> list[psutil.Process]:
 
 @pytest.mark.parametrize("ps_mode", ["cpu_ref", "nixl_cpu", "nccl"])
 def test_another_node_gets_one_copy_for_all_its_replicas(tmp_path, ps_mode):
-    if ps_mode == "nixl_cpu" and not any(importlib.util.find_spec(name.partition(".")[0]) for name in NIXL_MODULES):
-        pytest.skip("NIXL is not installed")
     folder = save_tiny_qwen3(tmp_path / "model", seed=1)
     with two_nodes() as (here, there):
         server = ParameterServerActor.remote(num_kept=2)
