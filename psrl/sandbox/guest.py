@@ -33,7 +33,7 @@ from typing import Any
 
 from guest_child import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, Child
 from guest_filter import protect
-from guest_kernel import LIBC, num_files, num_oom_kills, pidfd_of, posture, private_bytes, tree_of_calls
+from guest_kernel import LIBC, clear_marks, num_files, num_oom_kills, pidfd_of, posture, private_bytes, tree_of_calls
 from guest_output import Collector
 
 PACKAGES_FOLDER = "/opt/psrl/packages"
@@ -299,8 +299,10 @@ class Guest:
         for folder in self._scratch:
             try:
                 status = os.stat(folder)
-                if status.st_uid == self._uid and stat.S_IMODE(status.st_mode) != 0o700:
-                    os.chmod(folder, 0o700)
+                if status.st_uid == self._uid:
+                    if stat.S_IMODE(status.st_mode) != 0o700:
+                        os.chmod(folder, 0o700)
+                    clear_marks(folder)
                 with os.scandir(folder) as entries:
                     first = next(entries, None)
                     if first is None:

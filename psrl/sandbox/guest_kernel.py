@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 from typing import Any
@@ -14,6 +15,8 @@ TICKS = os.sysconf("SC_CLK_TCK")
 NUM_RLIMITS = 16  # Linux, on every architecture
 OOM_COUNTS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")
 """Of a container: cgroup version 2, version 1."""
+OWNERS_ATTRIBUTES = ("user.", "system.posix_acl_")
+"""The others, such as SELinux's, are not the owner's to set."""
 SYS_PIDFD_OPEN = 434  # on every architecture
 
 
@@ -70,6 +73,18 @@ def num_files(folder: str) -> int:
     """Of the file system that is mounted at `folder`."""
     usage = os.statvfs(folder)
     return usage.f_files - usage.f_ffree
+
+
+def clear_marks(folder: str) -> None:
+    """Remove what a program can write on a folder of its own beside entries: extended attributes, which hold any text, and times."""
+    try:
+        for name in os.listxattr(folder):
+            if name.startswith(OWNERS_ATTRIBUTES):
+                os.removexattr(folder, name)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:  # a file system without them
+            raise
+    os.utime(folder, (0, 0))
 
 
 def num_oom_kills() -> int:

@@ -123,6 +123,16 @@ def test_calls_share_neither_variables_nor_modules_nor_files_nor_processes(backe
     assert pid != first.stdout.decode().strip()
 
 
+def test_a_program_can_leave_no_mark_on_the_folders_that_it_may_write(backend):
+    first, second = run_programs(
+        "import os\nos.setxattr('.', 'user.note', b'x')\nos.utime('.', (12345, 12345))\nos.listxattr('.'), os.stat('.').st_mtime",
+        "import os\nos.listxattr('.'), 12345 in (os.stat('.').st_atime, os.stat('.').st_mtime)",
+        **backend,
+    )
+    assert first.stdout == b"(['user.note'], 12345.0)\n"
+    assert second.stdout == b"([], False)\n"
+
+
 def test_a_traceback_has_the_programs_frames_only_and_always_its_last_line(backend):
     (result,) = run_programs("import json\ndef load(text):\n    return json.loads(text)\nload('{')", **backend)
     lines = result.stderr.decode().splitlines()
