@@ -312,14 +312,26 @@ class AgentWorker:
         )
 
     def _leave(self, group: GroupUid, play: GroupPlay) -> None:
-        """Members that still close their environments are this worker's until they have; their group's next attempt waits for them."""
-        for ticket in play.tickets:
-            for generator in self._generators:
-                generator.forget(ticket.uid)
-        if play.left:
-            leaving = asyncio.gather(*play.left, return_exceptions=True)
-            self._leaving[group] = leaving
-            leaving.add_done_callback(lambda done: self._leaving.pop(group, None) if self._leaving.get(group) is done else None)
+        """Members that still close their environments are this worker's until they have; their group's next attempt waits for them.
+
+        Until then one of them may still ask for a turn, which its cancellation has not reached: sessions are forgotten after the last.
+        """
+
+        def forget() -> None:
+            for ticket in play.tickets:
+                for generator in self._generators:
+                    generator.forget(ticket.uid)
+
+        def have_left(done: asyncio.Future[list[Episode | BaseException]]) -> None:
+            forget()
+            if self._leaving.get(group) is done:
+                del self._leaving[group]
+
+        if not play.left:
+            forget()
+            return
+        leaving = self._leaving[group] = asyncio.gather(*play.left, return_exceptions=True)
+        leaving.add_done_callback(have_left)
 
     async def stop(self) -> None:
         """End episodes, sandboxes, graders and connections. Groups that would store their rows now fail: whoever asked is leaving."""
