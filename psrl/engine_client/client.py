@@ -309,6 +309,6 @@ async def _give_back(replica: HttpReplica, request_ids: Sequence[str]) -> None:
 
 def routing_key(session: str) -> str:
     """What SMG pins a session by: its name, or a hash where that is no legal key."""
-    if 0 < len(session) <= MAX_ROUTING_KEY and all("!" <= letter <= "~" for letter in session):
+    if 0 < len(session) <= MAX_ROUTING_KEY and session.isascii() and session.isprintable() and " " not in session:
         return session
     return hashlib.sha256(session.encode()).hexdigest()

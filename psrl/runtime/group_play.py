@@ -49,7 +49,8 @@ class GroupPlay:
         self._pool, self._task = pool, task
         self._num_needed, self._max_retries = num_needed, max_retries
         self._how: EndHow | None = None
-        self._cancelled = asyncio.Event()
+        self._changed = asyncio.Event()
+        """A member has ended, or the group is cancelled."""
         self._num_retries = dict.fromkeys(tickets, 0)
         self._work: dict[EpisodeTicket, asyncio.Task[Episode]] = {}
 
@@ -64,20 +65,20 @@ class GroupPlay:
         Waits for: the members. Unblocked by: their ends, which their deadlines bound; or `end`.
         """
         self._work = {ticket: asyncio.create_task(self._play(ticket), name=f"episode {ticket.uid}") for ticket in self.tickets}
-        cancelled = asyncio.create_task(self._cancelled.wait())
+        for work in self._work.values():
+            work.add_done_callback(lambda _: self._changed.set())
         if self._how is not None:
             self.end(self._how)  # It came before anything was played.
         try:
             judged: list[Member] = []
             seen: set[EpisodeTicket] = set()
             while len(judged) < self._num_needed and len(seen) < len(self._work) and not self.is_cancelled:
-                running = [self._work[ticket] for ticket in self.tickets if ticket not in seen]
-                await asyncio.wait([*running, cancelled], return_when=asyncio.FIRST_COMPLETED)
+                await self._changed.wait()
+                self._changed.clear()
                 ended = [ticket for ticket in self.tickets if ticket not in seen and self._work[ticket].done()]
                 seen.update(ended)
                 judged += [member for member in map(self._member, ended) if member.is_judged]
         finally:
-            cancelled.cancel()
             self._cancel_members()
         kept = {member.ticket for member in judged[: self._num_needed]}
         is_short = len(kept) < self._num_needed
@@ -90,7 +91,7 @@ class GroupPlay:
         """End it early; may be called again, and a cancellation is stronger than a truncation."""
         if how is EndHow.CANCEL:
             self._how = how
-            self._cancelled.set()
+            self._changed.set()
         elif not self.is_cancelled:
             self._how = how
             for ticket, work in self._work.items():
