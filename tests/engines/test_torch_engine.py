@@ -139,7 +139,7 @@ def test_the_cache_is_in_use_by_running_turns_and_filled_by_ended_ones_too(qwen3
         assert load.cache_filled == pytest.approx(3 * 47 / (10 * 64))  # the last token of a turn has no keys
     finally:
         core.close()
-    slots = SlotTable(torch.zeros(1, 2, 3, 1, 20, 1), num_slots=3, max_len=10)
+    slots = SlotTable(torch.zeros(1, 2, 4, 1, 20, 1), max_len=10)
     for prompt in (np.arange(6), np.arange(10, 14)):
         slots.num_computed[slots.admit(prompt, slots.match(prompt))] = len(prompt)
     assert (slots.usage(2), slots.filled) == (10 / 20, 10 / 30)

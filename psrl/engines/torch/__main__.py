@@ -50,7 +50,7 @@ def build_core(arguments: argparse.Namespace):  # noqa: ANN201 (torch is importe
 
     from psrl.engines.torch.architecture import read_architecture
     from psrl.engines.torch.core import TorchCore
-    from psrl.engines.torch.slots import cache_bytes
+    from psrl.engines.torch.slots import cache_bytes, num_slots_of
     from psrl.engines.torch.weights import load_folder
 
     torch.set_num_threads(arguments.num_threads)
@@ -60,7 +60,7 @@ def build_core(arguments: argparse.Namespace):  # noqa: ANN201 (torch is importe
         raise EngineError(f"--max-model-len {max_len} is more than the model's {shape.max_position_embeddings} positions")
     dtype, device = getattr(torch, arguments.dtype), torch.device(arguments.device)
     num_cache_slots = arguments.max_num_seqs if arguments.num_cache_slots is None else arguments.num_cache_slots
-    num_slots = arguments.max_num_seqs + num_cache_slots
+    num_slots = num_slots_of(arguments.max_num_seqs, num_cache_slots)
     needed = cache_bytes(shape, num_slots=num_slots, max_len=max_len, dtype=dtype)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     print(

@@ -26,7 +26,7 @@ from psrl.engines.rate import TokenRate
 from psrl.engines.torch.architecture import Architecture
 from psrl.engines.torch.forward import Batch, Forward, Span
 from psrl.engines.torch.sampling import sample, uniforms
-from psrl.engines.torch.slots import MIN_SHARED_TOKENS, SlotTable, allocate_cache
+from psrl.engines.torch.slots import MIN_SHARED_TOKENS, SlotTable, allocate_cache, num_slots_of
 from psrl.engines.torch.update import WeightUpdate
 from psrl.engines.torch.weights import Weights
 from psrl.errors import EngineError, WeightSyncError
@@ -61,11 +61,11 @@ class TorchCore:
         """`num_cache_slots`: slots beside the running ones that keep the keys of ended turns."""
         shape: Architecture = weights.shape
         self.model_name, self.max_model_len, self.vocab_size = model_name, max_model_len, shape.vocab_size
-        num_slots = max_num_seqs + num_cache_slots
+        num_slots = num_slots_of(max_num_seqs, num_cache_slots)
         dtype, device = weights.embedding.dtype, weights.embedding.device
         cache = allocate_cache(shape, num_slots=num_slots, max_len=max_model_len, dtype=dtype, device=device)
         self._max_num_seqs, self._num_threads = max_num_seqs, num_threads
-        self._slots = SlotTable(cache, num_slots=num_slots, max_len=max_model_len)
+        self._slots = SlotTable(cache, max_len=max_model_len)
         self._forward = Forward(weights, cache, max_len=max_model_len)
         self._running: list[Running] = []  # index = slot
         self._waiting: list[Running] = []  # by priority, then as they came

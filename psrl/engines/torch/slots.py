@@ -1,6 +1,7 @@
 """Slots: rows of the KV cache with the tokens whose keys they hold.
 
-Invariant: slots 0..num_running-1 belong to running sequences, the others hold ended turns (or nothing) and are the prefix cache.
+Invariant: slots 0..num_running-1 belong to running sequences, the others hold ended turns (or nothing) and are the prefix cache; one of
+them, the spare one, is always empty, so that a slot is moved by one copy.
 The keys of a slot's first `num_computed` tokens are valid for the current weights; `num_tokens` are known (prompt and sampled).
 Decoding reads slots 0..n-1 in place, so sequences that end are swapped out of the way.
 
@@ -32,6 +33,7 @@ class PrefixMatch:
     """The longest beginning that running sequences will hold after their prefill."""
 
 
+NEVER = np.iinfo(np.int64).max
 SAMPLING = np.dtype(
     [("temperature", np.float32), ("top_p", np.float32), ("top_k", np.int64), ("seed", np.uint64), ("max_tokens", np.int64)]
 )
@@ -41,10 +43,10 @@ SAMPLING = np.dtype(
 class SlotTable:
     """Host-side arrays by slot, beside the cache of keys and values."""
 
-    def __init__(self, keys_values: torch.Tensor, *, num_slots: int, max_len: int) -> None:
-        """`keys_values`: [layers, 2, S, kv_heads, >= M, head_dim]."""
+    def __init__(self, keys_values: torch.Tensor, *, max_len: int) -> None:
+        """`keys_values`: [layers, 2, S, kv_heads, >= M, head_dim], S at least two more than what may run at once."""
         self.keys_values = keys_values
-        self.num_slots = num_slots
+        num_slots = keys_values.shape[2]
         self.num_running = 0
         self.tokens = np.zeros((num_slots, max_len), np.int64)
         self._counts = np.zeros((3, num_slots), np.int64)
@@ -53,36 +55,40 @@ class SlotTable:
         self.logprobs = np.zeros((num_slots, max_len), np.float32)
         self.versions = np.zeros((num_slots, max_len), np.int32)
         self.sampling = np.zeros(num_slots, SAMPLING)
+        self._spare = num_slots - 1
         self._clock = 0
 
     def match(self, prompt: np.ndarray) -> PrefixMatch:
         """Compare a prompt with every slot; its last token always stays to be computed."""
         length = len(prompt) - 1
         # One column more than is compared, which always differs: argmax is then the number of tokens that agree.
-        differs = np.ones((self.num_slots, length + 1), bool)
+        differs = np.ones((len(self.tokens), length + 1), bool)
         np.not_equal(self.tokens[:, :length], prompt[:length], out=differs[:, :length])
         agree = differs.argmax(1)
         ready = np.minimum(agree, self.num_computed)
         coming = np.minimum(agree, self.num_tokens)[: self.num_running]
         num_tokens = int(ready.max())
         # Of equal matches take one that ends there: an ended turn that this prompt goes on with.
-        slot = int(np.where(ready == num_tokens, self.num_computed, np.iinfo(np.int64).max).argmin())
+        slot = int(np.where(ready == num_tokens, self.num_computed, NEVER).argmin())
         return PrefixMatch(slot=slot, num_tokens=num_tokens, num_coming=int(coming.max()) if len(coming) else 0)
 
     def admit(self, prompt: np.ndarray, match: PrefixMatch) -> int:
         """Make the next running slot hold the prompt, with what `match` found; returns the slot."""
         slot, source = self.num_running, match.slot
         if source >= slot and match.num_tokens == self.num_computed[source] > 0:
-            self._swap_cached(slot, source)
+            if source != slot:
+                if slot != self._spare:
+                    self._move(slot, self._spare)
+                self._move(source, slot)
+                self._spare = source
         else:
-            age = self.last_used[slot:] + np.where(self.num_computed[slot:] == 0, -(2**62), 0)
-            if source >= slot:
-                age[source - slot] += 2**61
-            victim = slot + int(age.argmin())
-            if victim != source:
-                self.num_computed[victim] = 0
-            self._swap_cached(slot, victim)
-            source = {slot: victim, victim: slot}.get(source, source)
+            victim = self._oldest_idle(source)
+            self._counts[:, victim] = 0
+            if slot != self._spare != victim != slot:
+                self._move(slot, self._spare)
+                source = self._spare if source == slot else source
+            if victim != slot:
+                self._spare = victim
             if source != slot and match.num_tokens:
                 shared = self.keys_values[:, :, :, :, : match.num_tokens]
                 shared[:, :, slot].copy_(shared[:, :, source])
@@ -99,36 +105,38 @@ class SlotTable:
         self.last_used[slot] = self._clock
         last = self.num_running - 1
         if slot != last:
-            self._swap_cached(slot, last)
-            used = int(self.num_tokens[slot])
-            for array in (self.logprobs, self.versions):
-                array[slot, :used] = array[last, :used]
-            self.sampling[slot] = self.sampling[last]
+            self._move(slot, self._spare)
+            self._move_running(last, slot)
+            self._spare = last
         self.num_running = last
 
     def swap(self, a: int, b: int) -> None:
         """Exchange two running slots."""
-        self._swap_cached(a, b)
-        for array in (self.logprobs, self.versions, self.sampling):
-            array[[a, b]] = array[[b, a]]
+        for source, target in ((a, self._spare), (b, a), (self._spare, b)):
+            self._move_running(source, target)
 
-    def _swap_cached(self, a: int, b: int) -> None:
-        """Exchange what also ended turns have: tokens, keys and values."""
-        if a == b:
-            return
-        used = int(max(self.num_tokens[a], self.num_tokens[b]))
-        self.tokens[[a, b], :used] = self.tokens[[b, a], :used]
-        self._counts[:, [a, b]] = self._counts[:, [b, a]]
-        for source, target in ((a, b), (b, a)):
-            # After the exchange of the counts, num_computed[target] counts what `source` held.
-            if self.num_computed[source] == 0:
-                held = self.keys_values[:, :, :, :, : int(self.num_computed[target])]
-                held[:, :, target].copy_(held[:, :, source])
-                return
-        held = self.keys_values[:, :, :, :, : int(max(self.num_computed[a], self.num_computed[b]))]
-        kept = held[:, :, a].clone()
-        held[:, :, a].copy_(held[:, :, b])
-        held[:, :, b].copy_(kept)
+    def _oldest_idle(self, source: int) -> int:
+        """The ended turn, or empty slot but the spare one, whose place is taken first; `source` only where there is no other."""
+        age = np.where(self.num_computed == 0, -1, self.last_used)
+        age[source] = NEVER - 1
+        age[self._spare] = age[: self.num_running] = NEVER
+        return int(age.argmin())
+
+    def _move(self, source: int, target: int) -> None:
+        """Tokens, keys and values into an empty slot; `source` is empty then."""
+        used, computed = int(self.num_tokens[source]), int(self.num_computed[source])
+        self.tokens[target, :used] = self.tokens[source, :used]
+        held = self.keys_values[:, :, :, :, :computed]
+        held[:, :, target].copy_(held[:, :, source])
+        self._counts[:, target] = self._counts[:, source]
+        self._counts[:, source] = 0
+
+    def _move_running(self, source: int, target: int) -> None:
+        used = int(self.num_tokens[source])
+        for array in (self.logprobs, self.versions):
+            array[target, :used] = array[source, :used]
+        self.sampling[target] = self.sampling[source]
+        self._move(source, target)
 
     def clear_idle(self) -> None:
         """Forget ended turns."""
@@ -142,12 +150,17 @@ class SlotTable:
 
     @property
     def filled(self) -> float:
-        """Share of the cache's positions that hold keys, of running sequences or ended turns."""
-        return float(self.num_computed.sum()) / self.tokens.size
+        """Share of the cache's positions that hold keys, of running sequences or ended turns; the spare slot does not count."""
+        return float(self.num_computed.sum()) / self.tokens[1:].size
 
     def usage(self, max_running: int) -> float:
         """Keys of running sequences as a share of what `max_running` of full length would have."""
         return float(self.num_computed[: self.num_running].sum()) / (max_running * self.tokens.shape[1])
+
+
+def num_slots_of(max_num_seqs: int, num_cache_slots: int) -> int:
+    """Of a cache for so many running sequences and so many ended turns."""
+    return max_num_seqs + num_cache_slots + 1
 
 
 def cache_bytes(shape: Architecture, *, num_slots: int, max_len: int, dtype: torch.dtype) -> int:
