@@ -207,9 +207,8 @@ def main() -> int:
     tokens = fmean(step[names.TRAIN_TOKENS_COUNT] for step in steps.values())
     flops, rate = (6 + 2) * num_parameters * tokens, flops_per_s()
     bound = TASKS * GROUP / (flops / rate)
-    print(
-        f"limit of the arithmetic: {bound:.0f} trajectories/s ({tokens:.0f} tokens, {flops / 1e9:.1f} GFLOP a step at {rate / 1e9:.0f} GFLOP/s)"
-    )
+    work = f"{tokens:.0f} tokens, {flops / 1e9:.1f} GFLOP a step at {rate / 1e9:.0f} GFLOP/s"
+    print(f"limit of the arithmetic: {bound:.0f} trajectories/s ({work})")
     for side, _ in ours:
         ratio, cpu_ratio = side.per_second / trl.per_second, side.per_cpu_second / trl.per_cpu_second
         print(f"{side.name} / TRL: {ratio:.2f} by the clock, {cpu_ratio:.2f} by CPU (aim: at least {AIM:g})")
