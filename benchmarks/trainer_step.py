@@ -8,10 +8,15 @@ a busy machine slows both alike; the ratio is of medians.
 """
 
 import argparse
+import os
 import random
 import statistics
 import tempfile
 import time
+
+from psrl.kernels.processor import openblas_environment
+
+os.environ.update(openblas_environment())  # before numpy is there
 
 import torch
 import torch.nn.functional as F

@@ -7,9 +7,14 @@ the best of the rounds counts. Row lengths are drawn once: answers of 30 to 150 
 """
 
 import argparse
+import os
 import random
 import tempfile
 import time
+
+from psrl.kernels.processor import openblas_environment
+
+os.environ.update(openblas_environment())  # before numpy is there
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM

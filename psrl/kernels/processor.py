@@ -22,6 +22,7 @@ def has_avx512_that_mkl_leaves() -> bool:
 def openblas_environment() -> dict[str, str]:
     """What tells numpy's OpenBLAS to use it; must be set before numpy is imported, and on this machine only.
 
-    By itself OpenBLAS 0.3.31 takes kernels of AVX2 on a Zen 5, which it does not know yet: 123 GFLOP/s a core instead of 240.
+    By itself OpenBLAS 0.3.31 takes kernels of AVX2 on a Zen 5, which it does not know yet: 123 GFLOP/s a core instead of 240. More than
+    one thread of its own would wait busily beside torch's.
     """
-    return {"OPENBLAS_CORETYPE": "SkylakeX"} if has_avx512_that_mkl_leaves() else {}
+    return {"OPENBLAS_CORETYPE": "SkylakeX", "OPENBLAS_NUM_THREADS": "1"} if has_avx512_that_mkl_leaves() else {}
