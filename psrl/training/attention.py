@@ -4,10 +4,11 @@ Registered with transformers under `NAME`, so that its models run unchanged: eve
 flat [1, T] batch has no padding. The layout goes through the model as a keyword. A segment sees its prefix (another segment) and
 itself up to each token, and nothing else: no row can see another. Without a layout (a padded [B, T] batch) it is plain causal attention.
 
-On CUDA in half precision it is one call of torch's variable-length flash kernel. Elsewhere segments of similar prefix and length go
-through `scaled_dot_product_attention` together; only there, and only in attention, is anything padded.
+On CUDA in half precision it is one call of torch's variable-length flash kernel. Elsewhere short segments with one prefix make a block,
+and blocks of similar prefix and length go through `scaled_dot_product_attention` together; only there, and only in attention, is anything
+padded.
 
-Legend: T tokens, A heads, K heads of keys, D head width, S segments of a bucket, L their longest, P their longest prefix.
+Legend: T tokens, A heads, K heads of keys, D head width, S blocks of a bucket, L their longest, P their longest prefix.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -31,8 +33,10 @@ MIN_FILL = 0.8
 """A segment shorter than this share of the longest of its bucket opens a new one."""
 MIN_PREFIX_FILL = 0.5
 """The same of prefixes: their padding is keys alone, no queries."""
-MIN_BUCKET_TOKENS = 1024
+MIN_BUCKET_TOKENS = 64
 """Smaller buckets are not closed for the sake of padding: the fixed cost of a call would exceed it."""
+PAIRS_PER_KEY = 16
+"""So many pairs of a query and a key that it does not see cost as much as one more key of a prefix."""
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
 UNKNOWN_ARGUMENTS = ("softcap", "s_aux", "position_bias", "sliding_window")
 """What some models ask of their attention and this one does not do."""
@@ -64,19 +68,19 @@ class RowLayout:
 
     @cached_property
     def buckets(self) -> tuple[Bucket, ...]:
-        """The segments by similar prefix, those with one apart from those without, and then by similar length."""
+        """The blocks by similar prefix, those with one apart from those without, and then by similar length."""
         buckets: list[Bucket] = []
+        blocks = _blocks(self.segments)
         for has_prefix in (False, True):
-            mine = [s for s in self.segments if (s.prefix_length > 0) == has_prefix]
-            for part in _similar(mine, lambda s: s.prefix_length, min_fill=MIN_PREFIX_FILL):
-                buckets += [Bucket.of(segments, self.device) for segments in _similar(part, lambda s: s.length, min_fill=MIN_FILL)]
+            mine = [block for block in blocks if (block.prefix_length > 0) == has_prefix]
+            for part in _similar(mine, lambda block: block.prefix_length, min_fill=MIN_PREFIX_FILL):
+                buckets += [Bucket.of(alike) for alike in _similar(part, lambda block: block.length, min_fill=MIN_FILL)]
         return tuple(buckets)
 
     @cached_property
-    def order(self) -> Tensor:
-        """[T]: where each token of the flat sequence lies in what the buckets give, one behind the other."""
-        tokens = torch.cat([bucket.tokens for bucket in self.buckets])
-        return torch.empty_like(tokens).scatter_(0, tokens, torch.arange(len(tokens), device=self.device))
+    def gathered(self) -> GatheredTokens:
+        """The tokens of all buckets, on the device."""
+        return GatheredTokens.of(self.buckets, self.device)
 
     @cached_property
     def spans(self) -> VariableSpans:
@@ -84,45 +88,87 @@ class RowLayout:
         return VariableSpans.of(self.segments, self.device)
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Segments with the same prefix that are attended to together, so that the keys of the prefix are there once for all of them."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def length(self) -> int:
+        """Tokens of its segments."""
+        return sum(segment.length for segment in self.segments)
+
+    @property
+    def prefix_length(self) -> int:
+        """Of each of them."""
+        return self.segments[0].prefix_length
+
+
 @dataclass(frozen=True)
 class Bucket:
-    """Segments that go through one call, padded at their right."""
+    """Blocks that go through one call, padded at their right."""
 
-    queries: Tensor  # [S * L]
-    """Flat index of each query; padding repeats the segment's first."""
-    keys: Tensor  # [S * (P + L)]
+    queries: np.ndarray  # [S, L]
+    """Flat index of each query; padding repeats the block's first."""
+    keys: np.ndarray  # [S, P + L]
     """Flat index of each key: prefix, padding, own tokens, padding."""
-    mask: Tensor | None  # [S, 1, L, P + L] bool
-    """None where no segment has a prefix: plain causal attention, in which padding at the right is seen by padding only."""
-    tokens: Tensor  # [real tokens]
-    """Flat index of each token, segment by segment."""
-    kept: Tensor  # [real tokens]
-    """Where each of them lies in [S * L]."""
-    num_segments: int
+    is_real: np.ndarray  # [S, L]
+    """False of padding."""
+    mask: np.ndarray | None  # [S, 1, L, P + L] bool
+    """None where each block is one segment without a prefix: plain causal attention, in which only padding sees padding."""
 
     @staticmethod
-    def of(segments: Sequence[Segment], device: torch.device) -> Bucket:
-        """Index and mask of at least one segment."""
-        starts = torch.tensor([s.start for s in segments])[:, None]
-        lengths = torch.tensor([s.length for s in segments])[:, None]
-        prefix_starts = torch.tensor([s.prefix_start for s in segments])[:, None]
-        prefix_lengths = torch.tensor([s.prefix_length for s in segments])[:, None]
-        own, before = torch.arange(int(lengths.max()))[None], torch.arange(int(prefix_lengths.max()))[None]
-        queries_SL = torch.where(own < lengths, starts + own, starts)
-        prefix_SP = torch.where(before < prefix_lengths, prefix_starts + before, starts)
-        is_real_SL = own < lengths
-        mask = None
-        if before.numel():
-            sees_prefix = (before < prefix_lengths)[:, None, None, :].expand(-1, 1, own.numel(), -1)
-            sees_own = (own[0][None, :] <= own[0][:, None])[None, None].expand(len(segments), 1, -1, -1)
-            mask = torch.cat((sees_prefix, sees_own), -1).to(device)
-        return Bucket(
-            queries=queries_SL.flatten().to(device),
-            keys=torch.cat((prefix_SP, queries_SL), 1).flatten().to(device),
-            mask=mask,
-            tokens=queries_SL[is_real_SL].to(device),
-            kept=is_real_SL.flatten().nonzero().squeeze(1).to(device),
-            num_segments=len(segments),
+    def of(blocks: Sequence[Block]) -> Bucket:
+        """Index and mask of at least one block."""
+        shape = len(blocks), max(block.length for block in blocks)
+        queries_SL, segment_SL = np.empty(shape, np.int64), np.full(shape, -1)
+        prefix_SP = np.empty((len(blocks), max(block.prefix_length for block in blocks)), np.int64)
+        for index, block in enumerate(blocks):
+            first = block.segments[0]
+            queries_SL[index], prefix_SP[index] = first.start, first.start
+            prefix_SP[index, : first.prefix_length] = np.arange(first.prefix_start, first.prefix_start + first.prefix_length)
+            end = 0
+            for number, segment in enumerate(block.segments):
+                queries_SL[index, end : end + segment.length] = np.arange(segment.start, segment.start + segment.length)
+                segment_SL[index, end : end + segment.length] = number
+                end += segment.length
+        keys_SK = np.concatenate((prefix_SP, queries_SL), 1)
+        if keys_SK.shape == shape and all(len(block.segments) == 1 for block in blocks):
+            return Bucket(queries_SL, keys_SK, segment_SL >= 0, None)
+        mask_SLK = np.empty((*shape, keys_SK.shape[1]), bool)
+        prefix_lengths_S = np.array([block.prefix_length for block in blocks])
+        width = prefix_SP.shape[1]
+        mask_SLK[:, :, :width] = (np.arange(width) < prefix_lengths_S[:, None])[:, None, :]
+        mask_SLK[:, :, width:] = np.tri(shape[1], dtype=bool) & (segment_SL[:, :, None] == segment_SL[:, None, :])
+        return Bucket(queries_SL, keys_SK, segment_SL >= 0, mask_SLK[:, None])
+
+
+@dataclass(frozen=True)
+class GatheredTokens:
+    """What goes through the buckets, one bucket behind the other."""
+
+    queries: Tensor  # [all S * L]
+    keys: Tensor  # [all S * (P + L)]
+    shapes: list[tuple[int, int, int]]
+    """(S, L, P + L) of each bucket."""
+    masks: list[Tensor | None]
+    places: Tensor  # [T]
+    """Where each token of the flat sequence is among the queries."""
+
+    @staticmethod
+    def of(buckets: Sequence[Bucket], device: torch.device) -> GatheredTokens:
+        """Of buckets that have every token of a flat sequence as a query once."""
+        queries = np.concatenate([bucket.queries.ravel() for bucket in buckets])
+        is_real = np.concatenate([bucket.is_real.ravel() for bucket in buckets])
+        places = np.empty(int(is_real.sum()), np.int64)
+        places[queries[is_real]] = is_real.nonzero()[0]
+        return GatheredTokens(
+            queries=torch.from_numpy(queries).to(device),
+            keys=torch.from_numpy(np.concatenate([bucket.keys.ravel() for bucket in buckets])).to(device),
+            shapes=[(*bucket.queries.shape, bucket.keys.shape[1]) for bucket in buckets],
+            masks=[None if bucket.mask is None else torch.from_numpy(bucket.mask).to(device) for bucket in buckets],
+            places=torch.from_numpy(places).to(device),
         )
 
 
@@ -211,14 +257,32 @@ def use_rows_attention(causal_lm: Any) -> bool:
     return True
 
 
-def _similar(segments: Sequence[Segment], size_of: Callable[[Segment], int], *, min_fill: float) -> list[list[Segment]]:
-    """Largest first; a bucket is closed when the next segment would be mostly padding."""
-    buckets: list[list[Segment]] = []
-    for segment in sorted(segments, key=size_of, reverse=True):
+def _blocks(segments: Sequence[Segment]) -> list[Block]:
+    """Segments with the same prefix, shortest first, together as long as that costs less than the prefix's keys once more."""
+    blocks: list[Block] = []
+    for segment in sorted(segments, key=lambda s: (s.prefix_start, s.prefix_length, s.length)):
+        if blocks and _may_join(blocks[-1], segment):
+            blocks[-1] = Block((*blocks[-1].segments, segment))
+        else:
+            blocks.append(Block((segment,)))
+    return blocks
+
+
+def _may_join(block: Block, segment: Segment) -> bool:
+    first = block.segments[0]
+    if (first.prefix_start, first.prefix_length) != (segment.prefix_start, segment.prefix_length):
+        return False
+    return 2 * block.length * segment.length <= PAIRS_PER_KEY * segment.prefix_length
+
+
+def _similar(blocks: Sequence[Block], size_of: Callable[[Block], int], *, min_fill: float) -> list[list[Block]]:
+    """Largest first; a bucket is closed when the next block would be mostly padding."""
+    buckets: list[list[Block]] = []
+    for block in sorted(blocks, key=size_of, reverse=True):
         largest = size_of(buckets[-1][0]) if buckets else 0
-        if not buckets or (size_of(segment) < min_fill * largest and len(buckets[-1]) * largest >= MIN_BUCKET_TOKENS):
+        if not buckets or (size_of(block) < min_fill * largest and len(buckets[-1]) * largest >= MIN_BUCKET_TOKENS):
             buckets.append([])
-        buckets[-1].append(segment)
+        buckets[-1].append(block)
     return buckets
 
 
@@ -242,20 +306,17 @@ def _by_flash(query_TAD: Tensor, key_TKD: Tensor, value_TKD: Tensor, spans: Vari
 
 
 def _by_buckets(query_TAD: Tensor, key_TKD: Tensor, value_TKD: Tensor, layout: RowLayout, scaling: float | None) -> Tensor:
+    tokens = layout.gathered
+    queries = query_TAD.index_select(0, tokens.queries).split([num * length for num, length, _ in tokens.shapes])
+    keys, values = (
+        states.index_select(0, tokens.keys).split([num * width for num, _, width in tokens.shapes]) for states in (key_TKD, value_TKD)
+    )
     parts = []
-    for bucket in layout.buckets:
-        query, key, value = (
-            states.index_select(0, index).unflatten(0, (bucket.num_segments, -1)).transpose(1, 2)
-            for states, index in ((query_TAD, bucket.queries), (key_TKD, bucket.keys), (value_TKD, bucket.keys))
-        )
+    for index, (num_blocks, _, _) in enumerate(tokens.shapes):
+        query, key, value = (part[index].unflatten(0, (num_blocks, -1)).transpose(1, 2) for part in (queries, keys, values))
+        mask = tokens.masks[index]
         attended = F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=bucket.mask,
-            is_causal=bucket.mask is None,
-            scale=scaling,
-            enable_gqa=query.shape[1] != key.shape[1],
+            query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
         )
-        parts.append(attended.transpose(1, 2).flatten(0, 1).index_select(0, bucket.kept))
-    return torch.cat(parts).index_select(0, layout.order)
+        parts.append(attended.transpose(1, 2).flatten(0, 1))
+    return torch.cat(parts).index_select(0, tokens.places)

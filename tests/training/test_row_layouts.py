@@ -73,9 +73,20 @@ def test_logprobs_entropies_and_gradients_equal_those_of_padded_rows(policy, sma
 
 def test_a_long_prefix_is_not_padding_for_those_with_a_short_one():
     # Own tokens 50 each; prefixes 4,000 and 20: 8 * 4,050 + 200 * 70 keys, where one bucket of them all would have 208 * 4,050.
-    long, short = (attention.Segment(0, 50, 0, prefix) for prefix in (4_000, 20))
-    layout = attention.RowLayout(segments=(long,) * 8 + (short,) * 200, device=torch.device("cpu"))
-    assert sum(len(bucket.keys) for bucket in layout.buckets) == 8 * 4_050 + 200 * 70
+    long, short = ([attention.Segment(0, 50, group, prefix) for group in range(num)] for num, prefix in ((8, 4_000), (200, 20)))
+    layout = attention.RowLayout(segments=(*long, *short), device=torch.device("cpu"))
+    assert sum(bucket.keys.size for bucket in layout.buckets) == 8 * 4_050 + 200 * 70
+
+
+def test_short_segments_have_the_keys_of_their_prefix_once_and_long_ones_each():
+    # 8 of 3 tokens after 91: 91 + 24 keys; joining two of 300 would give 2 * 300 * 300 pairs that are not seen, for 91 keys.
+    short, long = ([attention.Segment(91 + n * length, length, 0, 91) for n in range(8)] for length in (3, 300))
+    for segments, num_keys in ((short, 91 + 8 * 3), (long, 8 * (91 + 300))):
+        layout = attention.RowLayout(segments=(attention.Segment(0, 91), *segments), device=torch.device("cpu"))
+        with_prefix = [bucket for bucket in layout.buckets if bucket.mask is not None]
+        assert sum(bucket.keys.size for bucket in with_prefix) == num_keys
+        assert sum(bucket.mask.sum() for bucket in with_prefix) == sum(s.length * 91 + s.length * (s.length + 1) // 2 for s in segments)
+        assert layout.gathered.queries[layout.gathered.places].tolist() == list(range(91 + 8 * segments[0].length))
 
 
 def test_a_groups_prompt_lies_there_once(policy):
