@@ -1,4 +1,4 @@
-"""Products of float32 matrices on one CPU thread by numpy's OpenBLAS, with their gradient: what training needs.
+"""Products of float32 matrices on one CPU thread by numpy's OpenBLAS, for engines, and with their gradient for training.
 
 On AMD's processors with AVX-512 torch's products (MKL) do 107 GFLOP/s a core and OpenBLAS's 240, for any shape and without making a kernel
 for each, which oneDNN does (it keeps 0.6 MB for every number of tokens that it has seen). Both read and write the tensors' own memory. With
@@ -23,6 +23,8 @@ from psrl.kernels.processor import has_avx512_that_mkl_leaves
 
 MAX_PART = 2**20
 """Elements of a sum that are computed before they are added."""
+MIN_ROWS = 64
+"""Of states; with fewer MKL was seen to be as fast or faster."""
 
 
 def is_by_openblas(states: Tensor) -> bool:
@@ -55,9 +57,11 @@ def add_product(total_MN: Tensor, a_MK: Tensor, b_KN: Tensor) -> None:
 
 
 def linear(states: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """`torch.nn.functional.linear`: [..., O] of states [..., I], with its gradient."""
-    if not is_by_openblas(states):
+    """`torch.nn.functional.linear`: [..., O] of states [..., I], with its gradient where one is kept."""
+    if states.shape[:-1].numel() < MIN_ROWS or not is_by_openblas(states):
         return F.linear(states, weight_OI, bias_O)
+    if not torch.is_grad_enabled():
+        return _layer(states, weight_OI, bias_O)
     result: Tensor = _Linear.apply(states, weight_OI, bias_O)  # type: ignore[no-untyped-call]
     return result
 
@@ -77,14 +81,18 @@ def use_products(model: nn.Module) -> None:
             module.__class__ = Linear
 
 
+def _layer(states: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
+    result_MO = product(states.flatten(0, -2), weight_OI.t())
+    if bias_O is not None:
+        result_MO += bias_O
+    return result_MO.view(*states.shape[:-1], -1)
+
+
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Tensor:
         ctx.save_for_backward(states, weight_OI)
-        result_MO = product(states.flatten(0, -2), weight_OI.t())
-        if bias_O is not None:
-            result_MO += bias_O
-        return result_MO.view(*states.shape[:-1], -1)
+        return _layer(states, weight_OI, bias_O)
 
     @staticmethod
     @once_differentiable

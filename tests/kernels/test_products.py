@@ -11,7 +11,7 @@ from torch import nn
 
 from psrl.kernels import processor
 from psrl.kernels.processor import has_avx512_that_mkl_leaves, openblas_environment
-from psrl.kernels.products import MAX_PART, Linear, add_product, is_by_openblas, linear, product, use_products
+from psrl.kernels.products import MAX_PART, MIN_ROWS, Linear, add_product, is_by_openblas, linear, product, use_products
 
 
 @pytest.fixture(autouse=True, params=[True, False], ids=["openblas", "torch"])
@@ -42,22 +42,24 @@ def test_a_product_of_transposed_views_is_that_of_the_matrices(by_openblas):
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_layer_and_its_gradients_are_those_of_the_definition_in_float64(has_bias):
     torch.manual_seed(0)
-    states, weight = torch.randn(2, 19, 32), torch.randn(48, 32)
-    bias, grad = torch.randn(48) if has_bias else None, torch.randn(2, 19, 48)
+    states, weight = torch.randn(2, 40, 32), torch.randn(48, 32)
+    bias, grad = torch.randn(48) if has_bias else None, torch.randn(2, 40, 48)
     for numbers, layer in ((torch.float32, linear), (torch.float64, F.linear)):
         inputs = [each.to(numbers).requires_grad_() for each in (states, weight, bias) if each is not None]
         result = layer(*inputs)
         found = [result, *torch.autograd.grad(result, inputs, grad.to(numbers))]
         if numbers == torch.float32:
             ours = found
-    for one, other in zip(ours, found, strict=True):
-        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-4)
+    with torch.inference_mode():
+        ours.append(linear(states, weight, bias))
+    for one, other in zip(ours, [*found, found[0]], strict=True):
+        torch.testing.assert_close(one.double(), other.detach(), rtol=1e-5, atol=1e-4)
 
 
 def test_a_weight_that_is_not_trained_has_no_gradient_and_its_states_have():
-    states, weight = torch.randn(5, 8, requires_grad=True), torch.randn(4, 8)
+    states, weight = torch.randn(MIN_ROWS, 8, requires_grad=True), torch.randn(4, 8)
     linear(states, weight).sum().backward()
-    torch.testing.assert_close(states.grad, weight.sum(0).expand(5, 8))
+    torch.testing.assert_close(states.grad, weight.sum(0).expand(MIN_ROWS, 8))
 
 
 def test_a_sum_grows_by_a_product_in_parts():

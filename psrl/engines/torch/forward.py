@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from psrl.engines.torch.architecture import rope_tables
 from psrl.engines.torch.weights import Layer, Weights
-from psrl.kernels.linear import has_onednn, linear, padded_rows
+from psrl.kernels.products import linear
 
 MIN_PADDED_SPANS = 3
 MAX_PADDING = 4
@@ -83,7 +83,6 @@ class Forward:
         self._cos, self._sin = cos.to(device, dtype), sin.to(device, dtype)
         self._device = device
         self._range = torch.arange(max_len, device=device)
-        self._pads = has_onednn(dtype, device)
 
     def use(self, weights: Weights) -> None:
         """Other weights of the same architecture, dtype and device from the next pass on; keys of older ones must be forgotten."""
@@ -91,33 +90,26 @@ class Forward:
 
     def logits(self, batch: Batch) -> torch.Tensor:
         """[R, V] float32."""
-        shape, num_tokens = self._weights.shape, len(batch.token_ids_T)
-        tokens, positions, rows = (self._padded_rows(array) for array in (batch.token_ids_T, batch.positions_T, batch.rows_R))
-        # Where in a layer's cache, seen as [S, M, 2, K, D], the keys and values of the batch lie.
-        places = (torch.from_numpy(batch.slots_T).to(self._device), positions[:num_tokens])
+        shape = self._weights.shape
+        tokens, positions, slots, rows = (
+            torch.from_numpy(array).to(self._device) for array in (batch.token_ids_T, batch.positions_T, batch.slots_T, batch.rows_R)
+        )
         cos, sin = self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
         seen = self._what_is_seen(batch, positions)
         x = F.embedding(tokens, self._weights.embedding)
-        attended = x.new_zeros(len(x), shape.num_heads * shape.head_dim)
+        attended = x.new_empty(len(x), shape.num_heads * shape.head_dim)
         size = (shape.hidden_size,)
         for layer, cache in zip(self._weights.layers, self._cache, strict=True):
             q, kv = self._project(layer, F.rms_norm(x, size, layer.input_norm, shape.rms_norm_eps), cos, sin)
-            cache.permute(1, 3, 0, 2, 4)[places] = kv[:num_tokens]
+            cache.permute(1, 3, 0, 2, 4)[slots, positions] = kv  # seen as [S, M, 2, K, D]
             self._attend(q, cache, batch, seen, attended)
             x = x + linear(attended, layer.output, layer.output_bias)
             normed = F.rms_norm(x, size, layer.mlp_norm, shape.rms_norm_eps)
             gate, up = linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
             x = x + linear(F.silu(gate, inplace=True).mul_(up), layer.down, layer.down_bias)
-        if len(batch.rows_R) != num_tokens:
+        if len(batch.rows_R) != len(batch.token_ids_T):
             x = x[rows]
-        logits = linear(F.rms_norm(x, size, self._weights.final_norm, shape.rms_norm_eps), self._weights.head)
-        return logits[: len(batch.rows_R)].float()
-
-    def _padded_rows(self, array: np.ndarray) -> torch.Tensor:
-        """With zeros behind it where products want round numbers of rows."""
-        if self._pads:
-            array = np.pad(array, (0, padded_rows(len(array)) - len(array)))
-        return torch.from_numpy(array).to(self._device)
+        return linear(F.rms_norm(x, size, self._weights.final_norm, shape.rms_norm_eps), self._weights.head).float()
 
     def _what_is_seen(self, batch: Batch, positions: torch.Tensor) -> Seen:
         decode = None
@@ -141,16 +133,16 @@ class Forward:
         return qkv[:, :num_heads], qkv[:, num_heads:].unflatten(1, (2, num_kv))
 
     def _attend(self, q: torch.Tensor, cache: torch.Tensor, batch: Batch, seen: Seen, attended: torch.Tensor) -> None:
-        """Fills `attended` [T, H * D] as far as the batch goes. `cache`: [2, S, K, M, D]."""
+        """Fills `attended` [T, H * D]. `cache`: [2, S, K, M, D]."""
         shape = self._weights.shape
         keys, values = cache
-        num_decode, num_tokens = batch.num_decode, len(batch.token_ids_T)
+        num_decode = batch.num_decode
         if seen.decode is not None:
             # The queries that share a kv head are the query axis: one pass over each key, whatever the number of heads.
             grouped = q[:num_decode].reshape(num_decode, shape.num_kv_heads, -1, shape.head_dim)
             attend_in_place(grouped, keys[:num_decode], values[:num_decode], seen.decode, attended[:num_decode])
         if seen.padded is not None:
-            attended[num_decode:num_tokens] = self._attend_padded(q[num_decode:num_tokens], keys, values, seen.padded)
+            attended[num_decode:] = self._attend_padded(q[num_decode:], keys, values, seen.padded)
             return
         row = num_decode
         for span, mask in zip(batch.spans, seen.spans, strict=True):
