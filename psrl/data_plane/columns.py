@@ -15,8 +15,6 @@ class Column:
     """One column."""
 
     name: str
-    field: str
-    """In which it travels, beside the columns that are read when it is: `tokens` by training, `credit` by estimators too."""
     dtype: str
     shape: tuple[str, ...]
     writer: str
@@ -25,17 +23,17 @@ class Column:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column(name="input_ids", field="tokens", dtype="int64", shape=("T",), writer="agent worker", readers=("train worker",),
+    Column(name="input_ids", dtype="int64", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="all tokens of the trajectory, in the order in which the model saw them"),
-    Column(name="loss_mask", field="credit", dtype="int8", shape=("T",), writer="agent worker", readers=("train worker",),
+    Column(name="loss_mask", dtype="int8", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="1 where the policy sampled the token"),
-    Column(name="rollout_logprobs", field="tokens", dtype="float32", shape=("T",), writer="agent worker", readers=("train worker",),
+    Column(name="rollout_logprobs", dtype="float32", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="logprob of the sampled token under the distribution sampled from; 0 elsewhere"),
-    Column(name="policy_versions", field="tokens", dtype="int64", shape=("T",), writer="agent worker", readers=("train worker",),
+    Column(name="policy_versions", dtype="int64", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="weights that sampled the token; -1 elsewhere"),
-    Column(name="turn_indices", field="credit", dtype="int32", shape=("T",), writer="agent worker", readers=("train worker",),
+    Column(name="turn_indices", dtype="int32", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="turn that sampled the token, from 0; -1 elsewhere"),
-    Column(name="rewards", field="credit", dtype="float32", shape=("T",), writer="agent worker", readers=("train worker",),
+    Column(name="rewards", dtype="float32", shape=("T",), writer="agent worker", readers=("train worker",),
            meaning="a step's reward at its turn's last token, what the episode's reward has beyond them at the last sampled one"),
 )  # fmt: skip
 

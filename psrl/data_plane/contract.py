@@ -18,6 +18,9 @@ from psrl.data_plane.columns import COLUMNS, TrajectoryTags
 from psrl.telemetry.flow import Flow
 from psrl.types import Episode, PolicyVersion, Trajectory
 
+DTYPES = {"int64": torch.int64, "int32": torch.int32, "int8": torch.int8, "float32": torch.float32}
+
+
 PARTITION = "train"
 """Where all rows lie, in TransferQueue's words: only what is trained on travels."""
 

@@ -24,7 +24,6 @@ from tensordict import TensorDict
 
 from psrl.config.transfer_queue import TransferQueueConfig
 from psrl.data_plane.contract import PARTITION, KVBatchMeta, TrajectoryRow
-from psrl.data_plane.fields import FIELDS, fields_with, packed, unpacked
 from psrl.data_plane.memory import meta_of
 from psrl.errors import DataPlaneError
 from psrl.telemetry.flow import Flow
@@ -78,36 +77,34 @@ class TransferQueueDataPlane:
         self._ended_in_thread("connect", tq.init, self._startup_deadline_s)
 
     def put(self, rows: Sequence[TrajectoryRow]) -> KVBatchMeta:
-        """Store rows, in one call."""
+        """Store rows as ragged columns, in one call."""
         meta = meta_of(rows)
         if not rows:
             return meta
-        of_rows = [packed(row.columns) for row in rows]
-        # Strided: the library only ever takes a field apart, five times a put, which of a jagged one is Python in torch.
+        # Strided: the library only ever takes a column apart, thirty times a put, which of a jagged one is Python in torch.
         fields = TensorDict(
-            {name: torch.nested.as_nested_tensor([of_row[name] for of_row in of_rows], layout=torch.strided) for name in FIELDS},
+            {name: torch.nested.as_nested_tensor([row.columns[name] for row in rows], layout=torch.strided) for name in rows[0].columns},
             batch_size=len(rows),
         )
         began = time.perf_counter()
         self._ended(f"put of {len(rows)} rows", tq.async_kv_batch_put(meta.keys, PARTITION, fields=fields, tags=meta.tags))
-        self.flow.add(sum(field.nbytes for of_row in of_rows for field in of_row.values()), time.perf_counter() - began)
+        self.flow.add(sum(column.nbytes for row in rows for column in row.columns.values()), time.perf_counter() - began)
         return meta
 
     def fetch(self, keys: Sequence[str], columns: Sequence[str]) -> list[dict[str, torch.Tensor]]:
         """Columns of the rows, in the order of `keys`."""
         if not keys:
             return []
-        fields = fields_with(columns)
         began = time.perf_counter()
         batch = self._ended(
-            f"fetch of {len(keys)} rows ({keys[0]}, ...)", tq.async_kv_batch_get(list(keys), PARTITION, select_fields=fields)
+            f"fetch of {len(keys)} rows ({keys[0]}, ...)", tq.async_kv_batch_get(list(keys), PARTITION, select_fields=list(columns))
         )
-        absent = [field for field in fields if field not in batch.keys()]  # noqa: SIM118 - a TensorDict is not a dict
+        absent = [column for column in columns if column not in batch.keys()]  # noqa: SIM118 - a TensorDict is not a dict
         if absent:
-            raise DataPlaneError(f"fields {absent} came back from no row; columns.py lists what travels")
-        of_fields = {field: batch[field].unbind() for field in fields}
-        self.flow.add(sum(tensor.nbytes for field in of_fields.values() for tensor in field), time.perf_counter() - began)
-        return [unpacked({field: of_fields[field][row] for field in fields}, columns) for row in range(len(keys))]
+            raise DataPlaneError(f"columns {absent} came back from no row; columns.py lists what travels")
+        parts = {column: batch[column].unbind() for column in columns}
+        self.flow.add(sum(tensor.nbytes for column in parts.values() for tensor in column), time.perf_counter() - began)
+        return [{column: parts[column][row] for column in columns} for row in range(len(keys))]
 
     def keys(self) -> list[str]:
         """Every key."""

@@ -24,8 +24,7 @@ from psrl.config.plan import make_plan
 from psrl.config.sandbox import engine_url_of
 from psrl.config.tree import Config
 from psrl.data_plane.columns import COLUMNS, TrajectoryTags
-from psrl.data_plane.contract import TrajectoryRow
-from psrl.data_plane.fields import DTYPES
+from psrl.data_plane.contract import DTYPES, TrajectoryRow
 from psrl.data_plane.transfer_queue import TransferQueueDataPlane
 from psrl.engine_client.client import HttpReplica
 from psrl.errors import ConfigError, DataPlaneError, EngineError, PsrlError, SandboxUnavailableError
