@@ -84,10 +84,10 @@ class SlotTable:
         else:
             victim = self._oldest_idle(source)
             self._counts[:, victim] = 0
-            if slot != self._spare != victim != slot:
-                self._move(slot, self._spare)
-                source = self._spare if source == slot else source
             if victim != slot:
+                if slot != self._spare:
+                    self._move(slot, self._spare)
+                    source = self._spare if source == slot else source
                 self._spare = victim
             if source != slot and match.num_tokens:
                 shared = self.keys_values[:, :, :, :, : match.num_tokens]
