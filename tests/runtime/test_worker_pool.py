@@ -109,7 +109,9 @@ def test_a_group_whose_worker_dies_is_played_by_its_successor_and_one_death_cost
 def test_a_group_that_kills_every_worker_is_given_up_and_the_others_go_on(local_ray, tmp_path):
     async def body(pool):
         poison = pool.play(request("a", "die", tmp_path / "died"), what="group a", deadline_s=50)
-        return await asyncio.gather(poison, pool.play(request("b", "end"), what="group b", deadline_s=50))
+        results = await asyncio.gather(poison, pool.play(request("b", "end"), what="group b", deadline_s=50))
+        await pool.play(request("c", "end"), what="group c", deadline_s=50)  # by the third successor: the last death has been told
+        return results
 
     (poison, other), deaths = play(body)
     assert {summary.outcome for summary in poison.summaries} == {Outcome.INFRA_ERROR}
