@@ -29,6 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from psrl.kernels.processor import openblas_environment
+
+GIVEN_ENVIRONMENT = dict(os.environ)
+os.environ.update(openblas_environment())  # before numpy is there
+
 import numpy as np
 import psutil
 import torch
@@ -131,7 +136,10 @@ def measure_trl(folder: Path, options: argparse.Namespace) -> Measured:
     }  # fmt: skip
     (folder / "trl.json").write_text(json.dumps(settings))
     command = [trl_python(options.trl_venv), REPOSITORY / "benchmarks" / "trl" / "grpo.py", folder / "trl.json"]
-    with (folder / "trl.log").open("w") as log, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+    with (
+        (folder / "trl.log").open("w") as log,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=GIVEN_ENVIRONMENT) as process,
+    ):
         cpu = CpuOfTree(process.pid)
         cpu.start()
         assert process.stdout is not None

@@ -24,6 +24,7 @@ from pathlib import Path
 import aiohttp
 
 from psrl.engine_client.client import HttpReplica
+from psrl.kernels.processor import openblas_environment
 from psrl.processes.child import ChildProcess
 from psrl.types import GenerateRequest, SamplingParams
 
@@ -145,7 +146,7 @@ async def main() -> None:
         folder = options.model or make_tiny_model(Path(temporary) / "tiny")
         argv = [sys.executable, "-m", "psrl.engines.torch", "--model-path", str(folder), "--num-threads", str(options.threads)]
         argv += ["--max-num-seqs", "64", "--max-model-len", str(options.prompt + options.tokens)]
-        env = dict(os.environ) | {"OMP_WAIT_POLICY": "PASSIVE"}
+        env = dict(os.environ) | {"OMP_WAIT_POLICY": "PASSIVE"} | openblas_environment()  # as runs start it
         process = ChildProcess("engine", argv, log_path=Path(temporary) / "engine.log", env=env)
         began = time.perf_counter()
         await process.start(120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -26,3 +27,10 @@ def openblas_environment() -> dict[str, str]:
     one thread of its own would wait busily beside torch's.
     """
     return {"OPENBLAS_CORETYPE": "SkylakeX", "OPENBLAS_NUM_THREADS": "1"} if has_avx512_that_mkl_leaves() else {}
+
+
+@cache
+def is_openblas_told() -> bool:
+    """Whether this process was started with an `openblas_environment`; products of one that was not are left to torch."""
+    wanted = openblas_environment()
+    return bool(wanted) and all(os.environ.get(name) == value for name, value in wanted.items())

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from psrl.kernels.processor import has_avx512_that_mkl_leaves
+from psrl.kernels.processor import is_openblas_told
 
 MAX_PART = 2**20
 """Elements of a sum that are computed before they are added."""
@@ -30,7 +30,7 @@ MIN_ROWS = 64
 def is_by_openblas(states: Tensor) -> bool:
     """Whether products of such states are."""
     is_plain = states.dtype == torch.float32 and states.device.type == "cpu"
-    return is_plain and torch.get_num_threads() == 1 and has_avx512_that_mkl_leaves()
+    return is_plain and torch.get_num_threads() == 1 and is_openblas_told()
 
 
 def product(a_MK: Tensor, b_KN: Tensor, *, out: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from psrl.kernels import processor
-from psrl.kernels.processor import has_avx512_that_mkl_leaves, openblas_environment
+from psrl.kernels.processor import has_avx512_that_mkl_leaves, is_openblas_told, openblas_environment
 from psrl.kernels.products import MAX_PART, MIN_ROWS, Linear, add_product, is_by_openblas, linear, product, use_products
 
 
@@ -19,7 +19,7 @@ def by_openblas(request, monkeypatch):
     """Both ways on every machine: numpy's products are right wherever it runs."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    monkeypatch.setattr("psrl.kernels.products.has_avx512_that_mkl_leaves", lambda: request.param)
+    monkeypatch.setattr("psrl.kernels.products.is_openblas_told", lambda: request.param)
     yield request.param
     torch.set_num_threads(threads)
 
@@ -98,6 +98,17 @@ def test_only_amds_processors_with_all_of_avx512_are_told_apart(vendor, flags, i
     monkeypatch.setattr(processor, "PROCESSOR_FILE", tmp_path / "nothing")
     has_avx512_that_mkl_leaves.cache_clear()
     assert not has_avx512_that_mkl_leaves()
+
+
+@pytest.mark.parametrize(("threads", "is_told"), [("1", True), ("2", False)])
+def test_a_process_whose_openblas_has_more_threads_leaves_products_to_torch(threads, is_told, monkeypatch):
+    wanted = {"OPENBLAS_CORETYPE": "SkylakeX", "OPENBLAS_NUM_THREADS": "1"}
+    monkeypatch.setattr(processor, "openblas_environment", lambda: wanted)
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "SkylakeX")
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", threads)
+    is_openblas_told.cache_clear()
+    assert is_openblas_told() == is_told
+    is_openblas_told.cache_clear()
 
 
 def test_numpy_starts_and_multiplies_with_what_openblas_is_told():
