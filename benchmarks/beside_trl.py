@@ -31,7 +31,6 @@ from statistics import fmean
 
 from psrl.kernels.processor import openblas_environment
 
-GIVEN_ENVIRONMENT = dict(os.environ)
 os.environ.update(openblas_environment())  # before numpy is there
 
 import numpy as np
@@ -136,9 +135,10 @@ def measure_trl(folder: Path, options: argparse.Namespace) -> Measured:
     }  # fmt: skip
     (folder / "trl.json").write_text(json.dumps(settings))
     command = [trl_python(options.trl_venv), REPOSITORY / "benchmarks" / "trl" / "grpo.py", folder / "trl.json"]
+    environment = {name: value for name, value in os.environ.items() if name not in openblas_environment()}
     with (
         (folder / "trl.log").open("w") as log,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=GIVEN_ENVIRONMENT) as process,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment) as process,
     ):
         cpu = CpuOfTree(process.pid)
         cpu.start()
