@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from psrl.kernels.processor import openblas_environment
+from psrl.config.processor import openblas_environment
 
 os.environ.update(openblas_environment())  # before numpy is there
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import aiohttp
 
+from psrl.config.processor import openblas_environment
 from psrl.engine_client.client import HttpReplica
-from psrl.kernels.processor import openblas_environment
 from psrl.processes.child import ChildProcess
 from psrl.types import GenerateRequest, SamplingParams
 

@@ -12,7 +12,7 @@ import random
 import tempfile
 import time
 
-from psrl.kernels.processor import openblas_environment
+from psrl.config.processor import openblas_environment
 
 os.environ.update(openblas_environment())  # before numpy is there
 

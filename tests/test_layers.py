@@ -8,7 +8,8 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "psrl"
 LAYERS = (
     ("types", "protocols", "errors", "registry", "telemetry"),
-    ("config", "kernels"),
+    ("config",),
+    ("kernels",),
     ("chat", "staleness", "algorithms", "swe"),
     (
         "sandbox",

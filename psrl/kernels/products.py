@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from psrl.kernels.processor import is_openblas_told
+from psrl.config.processor import is_openblas_told
 
 MAX_PART = 2**20
 """Elements of a sum that are computed before they are added."""

@@ -6,7 +6,7 @@ because Ray, TransferQueue and transformers read these variables when they are i
 
 import os
 
-from psrl.kernels.processor import openblas_environment
+from psrl.config.processor import openblas_environment
 
 PROCESS_ENVIRONMENT = {
     # Threads that wait must sleep: trainer and engine share cores and take turns.

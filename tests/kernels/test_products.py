@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from psrl.kernels import processor
-from psrl.kernels.processor import has_avx512_that_mkl_leaves, is_openblas_told, openblas_environment
+from psrl.config import processor
+from psrl.config.processor import has_avx512_that_mkl_leaves, is_openblas_told, openblas_environment
 from psrl.kernels.products import MAX_PART, MIN_ROWS, Linear, add_product, is_by_openblas, linear, product, use_products
 
 
