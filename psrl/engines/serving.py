@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import socket
 import sys
 
@@ -12,13 +11,11 @@ import uvicorn
 
 from psrl.engines.contract import EngineCore, PauseMode
 from psrl.engines.server import build_app
+from psrl.processes.garbage import leave_out_what_is_there
 from psrl.processes.serving import BACKLOG, KEEP_ALIVE_S, add_serving_arguments, bound_socket
 
 SWITCH_INTERVAL_S = 0.0005
 """The decode thread must not wait for the HTTP thread's default slice of 5 ms after each kernel."""
-
-YOUNG_OBJECTS = 5_000
-"""New ones after which the young are looked at; a request makes hundreds."""
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +39,7 @@ def serve(core: EngineCore, arguments: argparse.Namespace) -> None:
         timeout_graceful_shutdown=2,
         timeout_keep_alive=KEEP_ALIVE_S,
     )
-    gc.collect()
-    gc.freeze()  # libraries hold a million objects, which no collection needs to go through
-    gc.set_threshold(YOUNG_OBJECTS)
+    leave_out_what_is_there()
     listener = bound_socket(arguments)
     listener.listen(BACKLOG)
     host, port = listener.getsockname()[:2]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-
 import ray
 
 from psrl.config.sandbox import engine_url_of
+from psrl.processes.garbage import leave_out_what_is_there
 from psrl.runtime.actors.pinged import Pinged
 from psrl.runtime.group_play import EndHow
 from psrl.runtime.groups import AgentWorker, AgentWorkerSettings, Endpoints, GroupRequest, GroupResult, WorkerFlows
@@ -15,8 +14,6 @@ from psrl.types import GroupUid
 
 MAX_CALLS = 100_000
 """At once. Ray's default of 1000 would let pings wait behind groups, and a worker with many be taken as dead."""
-YOUNG_OBJECTS = 5_000
-"""How many are made before the collector looks at them. Python's default of 700 is one episode's; nearly all end without it."""
 
 
 @ray.remote(num_cpus=1, max_restarts=0, max_concurrency=MAX_CALLS)
@@ -34,11 +31,7 @@ class AgentWorkerActor(Pinged):
     async def connect(self, endpoints: Endpoints) -> None:
         """Attach to engines, gateway and data plane, which were started meanwhile."""
         await self._worker.connect(endpoints)
-        # What is there now stays until the end: modules of torch and transformers, half a million objects that every full collection
-        # would go through again, and episodes bring one about every few seconds.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(YOUNG_OBJECTS)
+        leave_out_what_is_there()  # episodes bring a full collection about every few seconds
 
     async def readdress(self, old: str, new: str) -> None:
         """An engine was started again at another URL."""
