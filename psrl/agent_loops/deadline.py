@@ -60,27 +60,14 @@ async def within(
         TruncatedError: `truncation` was set.
         EnvironmentFault: The work cancelled itself, which would otherwise look as if psrl had cancelled the episode.
     """
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-
-    def end_wait(_: object = None) -> None:
-        if not over.done():
-            over.set_result(None)
-
-    # As asyncio.wait does it, at half the price: everything that an environment does passes here.
-    task = loop.create_task(work)
-    task.add_done_callback(end_wait)
-    timer = loop.call_later(timeout_s, end_wait)
-    order = None if truncation is None else loop.create_task(truncation.wait())
-    if order is not None:
-        order.add_done_callback(end_wait)
+    task = asyncio.ensure_future(work)
+    order = None if truncation is None else asyncio.ensure_future(truncation.wait())
     try:
-        await over
+        await asyncio.wait({task} if order is None else {task, order}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
     except asyncio.CancelledError:
         await _end(task, grace_s)
         raise
     finally:
-        timer.cancel()
         if order is not None:
             order.cancel()
     if not task.done():
