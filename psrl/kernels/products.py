@@ -1,10 +1,10 @@
 """Products of float32 matrices on one CPU thread by numpy's OpenBLAS, for engines, and with their gradient for training.
 
 On AMD's processors with AVX-512 torch's products (MKL) do 107 GFLOP/s a core and OpenBLAS's 240, for any shape and without making a kernel
-for each, which oneDNN does (it keeps 0.6 MB for every number of tokens that it has seen). Both read and write the tensors' own memory. With
-several threads, on other processors and for other numbers the products are torch's.
+for each, which oneDNN does (it keeps 0.6 MB for every number of tokens that it has seen). Products read and write the tensors' own memory.
+With several threads, on other processors and for other numbers they are torch's.
 
-OpenBLAS reads the kind of its kernels (`processor.openblas_environment`) and the number of its threads from the environment.
+OpenBLAS reads the kind of its kernels (`config.processor.openblas_environment`) and the number of its threads from the environment.
 
 Legend: M, K, N sizes of a product; I inputs and O outputs of a layer.
 """

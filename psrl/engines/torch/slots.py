@@ -44,7 +44,7 @@ class SlotTable:
     """Host-side arrays by slot, beside the cache of keys and values."""
 
     def __init__(self, keys_values: torch.Tensor, *, max_len: int) -> None:
-        """`keys_values`: [layers, 2, S, kv_heads, >= M, head_dim], S at least two more than what may run at once."""
+        """`keys_values`: [layers, 2, S, kv_heads, >= M, head_dim], S as `num_slots_of` has it."""
         self.keys_values = keys_values
         num_slots = keys_values.shape[2]
         self.num_running = 0
